@@ -1,0 +1,1 @@
+"""Spectra of the query-key operator of attention heads."""

@@ -1,0 +1,1 @@
+"""Where weights come from and what shape they have."""
