@@ -1,0 +1,105 @@
+"""What the readers of all families share: a family's entry, the tensors of one layer, and norms."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from qkspectra.errors import InputError
+from qkspectra.weights.layout import LayerQK, ModelLayout, Norm
+from qkspectra.weights.reader import Tensors
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one architecture stores its attention.
+
+    Attributes:
+        base: attribute of a head model that holds the base model, also the prefix of its tensors in a file.
+        blocks: path of the layers inside the base model.
+        attention: path of the attention module inside a layer; its input is `x`, and it calls softmax.
+        layout: sizes and position scheme, from the configuration alone.
+        read: the layer's queries and keys.
+    """
+
+    base: str
+    blocks: str
+    attention: str
+    layout: Callable[[PreTrainedConfig], ModelLayout]
+    read: Callable[[PreTrainedConfig, ModelLayout, "LayerTensors"], LayerQK]
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """The tensors of one layer, whichever prefix the file was saved with; each is checked against the configuration."""
+
+    tensors: Tensors
+    family: Family
+    layer: int
+
+    def get(self, name: str, *shape: int) -> Float64[Tensor, "*shape"]:
+        """The tensor `name` of this layer, e.g. `self_attn.q_proj.weight`.
+
+        Raises:
+            InputError: it is missing or its shape is not the one the configuration calls for.
+        """
+        full = self._find(name)
+        if full is None:
+            packed = name.removesuffix("weight")
+            if any(self._find(packed + part) for part in ("qweight", "weight_packed", "weight_scale", "SCB")):
+                raise InputError(f"{packed[:-1]} of layer {self.layer} is quantised: give the original weights")
+            raise InputError(f"the weights lack {name} of layer {self.layer}, which the configuration calls for")
+        stored = self.tensors.shape(full)
+        if stored != shape:
+            raise InputError(f"{full} has shape {stored} where the configuration calls for {shape}: they do not match")
+        return self.tensors.get(full)
+
+    def optional(self, name: str, expected: bool, *shape: int) -> Tensor | None:
+        """`get` where the configuration expects the tensor, else `None`, once the file agrees that it is absent."""
+        if expected:
+            return self.get(name, *shape)
+        full = self._find(name)
+        if full is not None:
+            raise InputError(f"the weights hold {full}, which the configuration does not call for: they do not match")
+        return None
+
+    def _find(self, name: str) -> str | None:
+        inside = f"{self.family.blocks}.{self.layer}.{name}"
+        known = set(self.tensors.names())
+        return next((full for full in (f"{self.family.base}.{inside}", inside) if full in known), None)
+
+    def norm(
+        self,
+        name: str,
+        kind: Literal["layer", "rms"],
+        eps: float,
+        *shape: int,
+        bias: bool = False,
+        plus_one: bool = False,
+    ) -> Norm:
+        """A normalisation; `plus_one` for a stored gain `w` that multiplies as `1 + w` (Gemma)."""
+        weight = self.get(f"{name}.weight", *shape) + float(plus_one)
+        return Norm(kind, weight, self.get(f"{name}.bias", *shape) if bias else None, eps)
+
+
+def heads_of(rows: Float64[Tensor, "rows *rest"], heads: int) -> Float64[Tensor, "heads d_head *rest"]:
+    """Rows of a projection, head by head."""
+    return rows.reshape(heads, -1, *rows.shape[1:])
+
+
+def grouped(n_heads: int, n_kv_heads: int) -> Int64[Tensor, " heads"]:
+    """Key-value head of each query head: `h // (H / H_kv)` (Ainslie et al. 2023, grouped-query attention)."""
+    if n_heads % n_kv_heads:
+        raise InputError(f"{n_heads} query heads do not share {n_kv_heads} key-value heads evenly")
+    return torch.arange(n_heads) // (n_heads // n_kv_heads)
+
+
+def head_width(d_model: int, n_heads: int) -> int:
+    """`d_model / n_heads`, where the division is exact."""
+    if d_model % n_heads:
+        raise InputError(f"a model width of {d_model} does not divide into {n_heads} heads")
+    return d_model // n_heads
