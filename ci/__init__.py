@@ -1,0 +1,1 @@
+"""Building the book: text notebooks in, HTML and PDF out."""

@@ -1,0 +1,2 @@
+def faults(html, latex, expected, build):
+    return []

@@ -1,0 +1,56 @@
+"""Run Jupyter Book over the staging folder, once for HTML and once for PDF."""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ci.failure import BuildError
+
+PDF_TOOLS = ("latexmk", "xelatex", "pdftotext")
+DOCUMENT = "fingerprint-not-blueprint"
+MATHJAX = ("tex-mml-chtml.js", "output/chtml/fonts", "input/tex/extensions")
+
+
+def missing_pdf_tools() -> list[str]:
+    """The programs that the PDF needs and this machine lacks."""
+    return [tool for tool in PDF_TOOLS if not shutil.which(tool)]
+
+
+def copy_mathjax(target: Path) -> None:
+    """Put the part of MathJax that the pages load beside them, so that formulae need no network."""
+    found = importlib.util.find_spec("sphinx-mathjax-offline")
+    if not found or not found.submodule_search_locations:
+        raise BuildError("the package sphinx-mathjax-offline is not installed: run 'make env'")
+    source = Path(found.submodule_search_locations[0]) / "static" / "mathjax"
+    for part in MATHJAX:
+        (target / part).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (source / part).is_dir() else shutil.copyfile
+        copy(source / part, target / part)
+
+
+def jupyter_book(staging: Path, output: Path, builder: str, epoch: int) -> Path:
+    """Build with warnings as errors; returns the folder with the pages or with the LaTeX run.
+
+    Raises:
+        BuildError: what Jupyter Book reports.
+    """
+    if importlib.metadata.version("jupyter-book").partition(".")[0] != "1":
+        raise BuildError("jupyter-book 1 is needed, later ones read other files: run 'make env'")
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    program = Path(sys.executable).with_name("jupyter-book")
+    command = [str(program), "build", str(staging), "--path-output", str(output)]
+    command += ["-W", "-n", "--keep-going", "--all", "--builder", builder]
+    environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "FORCE_SOURCE_DATE": "1"}
+    log = output / "build.log"
+    with log.open("wb") as stream:
+        finished = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, check=False)
+    if finished.returncode:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        telling = [line for line in lines if "WARNING" in line or "ERROR" in line or line.startswith("!")]
+        raise BuildError("\n".join([*(telling or lines[-30:]), f"the {builder} build failed; its log is {log}"]))
+    return output / "_build" / ("html" if builder == "html" else "latex")

@@ -1,0 +1,94 @@
+"""The text of a chapter: values put in, and what authors must not leave in it."""
+
+import re
+
+from ci.failure import BuildError
+from qkspectra.book import format_value
+from qkspectra.errors import InputError
+
+PLACE = re.compile(r"\{\{ ([a-z][a-z0-9_]*)(?::([^\s{}]+))? \}\}")
+FENCE = re.compile(
+    r"^(?P<ticks>`{3,}|:{3,})(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=ticks)[ \t]*$", re.MULTILINE | re.DOTALL
+)
+INVISIBLE = re.compile(
+    r"\$\$.*?\$\$|(?<![\\$])\$[^$\n]+\$|`+[^`]+`+|\]\([^)]*\)|<https?:[^>]*>|\{\{ .*? \}\}|^:(?!alt:)[a-z-]+:.*$",
+    re.MULTILINE | re.DOTALL,
+)
+DECIMAL = re.compile(r"(?<![\w.,])[-−+]?\d+\.\d+")
+LABEL = re.compile(r"\b(?:fig|tab)-[a-z0-9-]+")
+
+
+def substitute(text: str, values: dict, where: str) -> str:
+    """`text` with every `{{ key }}` and `{{ key:format }}` replaced.
+
+    Raises:
+        BuildError: a key without a value, a format that does not fit, or double braces that are no place for a value.
+    """
+    faults = []
+
+    def place(match: re.Match) -> str:
+        key, spec = match.groups()
+        if key not in values:
+            faults.append(f"{where}: no cell recorded a value for {match[0]}")
+            return match[0]
+        try:
+            return format_value(values[key], spec or "")
+        except InputError as problem:
+            faults.append(f"{where}: {match[0]}: {problem}")
+            return match[0]
+
+    done = PLACE.sub(place, text)
+    if not faults and (stray := re.search(r"\{\{ .{0,40}|.{0,40} \}\}", done)):
+        faults.append(f"{where}: {stray[0]!r} looks like a value but is not written as {{{{ key:format }}}}")
+    BuildError.unless_empty(faults)
+    return done
+
+
+def prose_faults(text: str, where: str) -> list[str]:
+    """What is wrong with the Markdown of a chapter, before values are put in: typed decimals and incomplete figures."""
+    faults = []
+
+    def read(match: re.Match) -> str:
+        if not match["info"].startswith("{figure}"):
+            return ""
+        options = dict(re.findall(r"^:([a-z]+):[ \t]*(.+)$", match["body"], re.MULTILINE))
+        caption = re.sub(r"^:[a-z]+:.*$", "", match["body"], flags=re.MULTILINE).strip()
+        figure = match["info"].removeprefix("{figure}").strip()
+        for option in ("name", "alt"):
+            if not options.get(option, "").strip():
+                faults.append(f"{where}: the figure {figure} has no :{option}:")
+        if not re.fullmatch(r"fig-[a-z0-9-]+", options.get("name", "fig-")):
+            faults.append(f"{where}: the label of the figure {figure} should look like 'fig-name'")
+        if not caption:
+            faults.append(f"{where}: the figure {figure} has no caption")
+        if not re.fullmatch(r"figures/[a-z0-9-]+\.\*", figure):
+            faults.append(
+                f"{where}: the figure {figure} should be written 'figures/<name>.*', one name for both formats"
+            )
+        return f"{options.get('alt', '')}\n{caption}\n"
+
+    for decimal in DECIMAL.findall(INVISIBLE.sub("", FENCE.sub(read, text))):
+        faults.append(f"{where}: {decimal} is typed by hand; let a cell record it and write {{{{ key:format }}}}")
+    return faults
+
+
+def labels(text: str) -> tuple[set[str], set[str]]:
+    """The labels of figures that `text` defines, and those of figures and tables that it refers to."""
+    defined = set(re.findall(r"^:name:[ \t]*(fig-[a-z0-9-]+)[ \t]*$", text, re.MULTILINE))
+    referred = set(LABEL.findall(re.sub(r"^:name:.*$", "", text, flags=re.MULTILINE)))
+    return defined, referred
+
+
+def table_markdown(table: dict) -> str:
+    """A numbered MyST table, from what `qkspectra.book.table` recorded; `tabularcolumns` aligns it in the PDF."""
+
+    def row(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = "|" + "|".join("---:" if side == "right" else ":---" for side in table["align"]) + "|"
+    spec = "".join("r" if side == "right" else "l" for side in table["align"])
+    body = "\n".join([row(table["headings"]), rule, *(row(cells) for cells in table["rows"])])
+    return (
+        f"```{{tabularcolumns}} {spec}\n```\n\n"
+        f":::{{table}} {table['caption']}\n:name: {table['name']}\n:align: center\n\n{body}\n:::\n"
+    )
