@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from qkspectra.errors import InputError
 from qkspectra.weights import hub, wheels
@@ -156,18 +155,3 @@ def _check_config(folder: Path) -> None:
         method = dict(config["quantization_config"]).get("quant_method", "packed")
         raise InputError(f"{folder}: quantised weights ({method}) cannot be read exactly; use the unquantised model")
 
-
-def read_config(source: Source) -> Any:
-    """The Transformers configuration of a resolved source; code in the repository is never run.
-
-    Raises:
-        InputError: a family that Transformers does not know itself, or fields it does not accept.
-    """
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(
-            source.folder, gguf_file=source.gguf_file, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:  # anything may be in the file, and each family's class complains in its own way
-        raise InputError(f"{source.name}: configuration not understood: {str(error).strip().splitlines()[0]}") from None
