@@ -34,7 +34,7 @@ class Build:
 
 
 def identify(root: Path, profile: str) -> Build:
-    """The build of the tree at `root`: version from the nearest tag, commit, and `+changes` where tracked files differ from it."""
+    """The build of the tree at `root`: version from the nearest tag; `+changes` where tracked files differ."""
 
     def git(*arguments: str) -> str:
         finished = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
