@@ -43,7 +43,7 @@ def channel_features(q: Tensor, k: Tensor, mixture: Mixture, rotate: Rotate | No
     """
     if rotate is None:
         pairs = [(mixture[0] + mixture[1], q, k), (mixture[2] + mixture[3], k, q)]
-        blocks = [(left, c * right) for c, left, right in pairs if c]
+        blocks = [(left, right if c == 1 else c * right) for c, left, right in pairs if c]
     else:
         blocks = []
         for sign, straight, exchanged in ((1, mixture[0], mixture[2]), (-1, mixture[1], mixture[3])):
@@ -51,7 +51,7 @@ def channel_features(q: Tensor, k: Tensor, mixture: Mixture, rotate: Rotate | No
                 continue
             turned_q, turned_k = rotate(q, sign), rotate(k, sign)
             if straight:
-                blocks.append((turned_q, straight * turned_k))
+                blocks.append((turned_q, turned_k if straight == 1 else straight * turned_k))
             if exchanged:
                 blocks.append((turned_k, exchanged * turned_q))
     if len(blocks) == 1:
