@@ -56,8 +56,8 @@ class QKOperator:
         wk: Float[Tensor, "heads d_head d_model"],
         rotary: Rotary | None = None,
     ) -> "QKOperator":
-        """The operator of weights in any floating type; they are upcast before anything is multiplied."""
-        return cls(wq.detach().double(), wk.detach().double(), rotary=rotary)
+        """The operator of weights in any floating type, on any device: they are upcast before anything is multiplied."""
+        return cls(wq.detach().to("cpu", torch.float64), wk.detach().to("cpu", torch.float64), rotary=rotary)
 
     def core(self) -> Float64[Tensor, "heads d_head d_head"]:
         """`C = W_k W_q^T`: its eigenvalues are the nonzero eigenvalues of `M`, with multiplicity."""
@@ -107,7 +107,7 @@ class QKOperator:
             name=self.name,
         )
 
-    def relative(self, delta: float) -> "QKOperator":
+    def relative(self, delta: float | int) -> "QKOperator":
         """`M(delta)`, the operator between a query and a key `delta = i - j` positions before it.
 
         The query rows turn by `theta_t delta`; `op.relative(a).relative(b)` equals `op.relative(a + b)`.
@@ -163,14 +163,14 @@ def operator_of(layer: LayerQK, convention: str = "raw") -> QKOperator:
     Conventions, several of them joined by `+` (order does not matter):
 
     - `raw`: `x` is the input of the attention block; the rows are the stored weights.
-    - `norm_folded`: `x` is what the norm in front of the block returns before its affine part, `diag(g) M diag(g)`.
-      A LayerNorm's shift `b` moves to the biases: `bq + W_q b`, `bk + W_k b`.
-    - `centred`: `x` has zero mean, `P M P` with `P = 1 - 11^T / d_model`: what a LayerNorm lets through. For a norm with
-      a gain, the operator on its zero-mean output is `norm_folded+centred`.
+    - `norm_folded`: `x` is what the norm in front of the block returns before its affine part: `diag(g) M diag(g)` for
+      the gain `g`. A LayerNorm's shift `b` moves to the biases: `bq + W_q b`, `bk + W_k b`.
+    - `centred`: `x` has zero mean, as a LayerNorm's output before its affine part: `P M P` with
+      `P = 1 - 11^T / d_model`. Under a LayerNorm with a gain, join it to `norm_folded`.
     - `bias_augmented`: `x` gains a last coordinate 1, and the biases become a last column of the rows.
 
-    Whatever the convention: a query or key norm makes the operator depend on the token through a scalar, which is left
-    out, while its mean subtraction and gain are folded into the rows (`qk_gain` is added to the convention). Yarn's
+    Whatever the convention: a query or key norm divides by a scalar that depends on the token and may add a shift. Both
+    are left out, while its mean subtraction and gain are folded into the rows (`qk_gain` joins the convention). Yarn's
     factor on the rotated rows is folded (`rotary_factor`). A bound on `q` and `k` or on the score is not linear: the
     operator is the one before it (`before_clip`, `before_softcap`).
 
