@@ -15,7 +15,6 @@ Scale, soft cap, position bias and mask stay the model's.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -26,24 +25,25 @@ from qkspectra.errors import InputError
 from qkspectra.scores import rebuilt_scores
 from qkspectra.weights.layout import LayerQK
 
-Channel = Literal["phase", "symmetric", "antisymmetric"]
-
-_LEFT: dict[Channel, str] = {"phase": "no_phase", "symmetric": "antisymmetric", "antisymmetric": "symmetric"}
+_LEFT = {"phase": "no_phase", "symmetric": "antisymmetric", "antisymmetric": "symmetric"}
 
 
-def without(channel: Channel) -> Mixture:
-    """The mixture of `channels` that leaves everything but `channel`.
+def check(layer: LayerQK, heads: Sequence[int], channel: str) -> None:
+    """Refuses what cannot be ablated.
 
     Raises:
-        InputError: there is no such channel.
+        InputError: an unknown channel or head, or the phase of a layer that does not rotate.
     """
     if channel not in _LEFT:
-        raise InputError(f"there is no channel {channel!r}: choose from {', '.join(get_args(Channel))}")
-    return CHANNELS[_LEFT[channel]]
+        raise InputError(f"there is no channel {channel!r}: choose from {', '.join(_LEFT)}")
+    if channel == "phase" and layer.rotary is None:
+        raise InputError(f"layer {layer.layer} has no rotary positions, so there is no phase to remove from its heads")
+    if wrong := [head for head in heads if not 0 <= head < len(layer.wq)]:
+        raise InputError(f"layer {layer.layer} has no head {wrong[0]}: its heads are 0 to {len(layer.wq) - 1}")
 
 
 @contextmanager
-def ablated(modules: list[nn.Module], layer: LayerQK, heads: Sequence[int], channel: Channel) -> Iterator[None]:
+def ablated(modules: list[nn.Module], layer: LayerQK, heads: Sequence[int], channel: str) -> Iterator[None]:
     """Within the context, the running model computes `heads` of `layer` without `channel`.
 
     Contexts nest, one layer each; other taps on the same modules see the ablated scores.
@@ -52,17 +52,13 @@ def ablated(modules: list[nn.Module], layer: LayerQK, heads: Sequence[int], chan
         modules: the attention module of each layer, in order.
         layer: queries and keys of the layer, read from the same weights.
         heads: query heads; other heads of a shared key-value head keep their scores.
-        channel: what to remove.
+        channel: what to remove: `phase`, `symmetric` or `antisymmetric`.
 
     Raises:
-        InputError: an unknown channel or head, or the phase of a layer that does not rotate.
+        InputError: see `check`.
     """
-    mixture = without(channel)
-    if channel == "phase" and layer.rotary is None:
-        raise InputError(f"layer {layer.layer} has no rotary positions, so there is no phase to remove from its heads")
-    if wrong := [head for head in heads if not 0 <= head < len(layer.wq)]:
-        raise InputError(f"layer {layer.layer} has no head {wrong[0]}: its heads are 0 to {len(layer.wq) - 1}")
-    with replaced(modules, layer, heads, mixture):
+    check(layer, heads, channel)
+    with replaced(modules, layer, heads, CHANNELS[_LEFT[channel]]):
         yield
 
 

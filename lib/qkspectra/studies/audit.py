@@ -1,0 +1,185 @@
+"""The static audit of one model: one row a head, what it does beside what its operator looks like."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+from jaxtyping import Int64
+from torch import Tensor
+
+from qkspectra.behaviour import Behaviour, behaviour, random_repeats, special_tokens
+from qkspectra.errors import InputError
+from qkspectra.intervene import ablated, check
+from qkspectra.null import null_samples, z_scores
+from qkspectra.operators import operator_of
+from qkspectra.spectrum import MEASURES, Spectrum, measure
+from qkspectra.weights.model import Weights
+
+COLUMNS = (
+    *("model", "revision", "commit", "scheme", "layer", "head", "kv_head", "d_model", "d_head", "d_rot", "convention"),
+    *("previous_token", "induction", "duplicate_token"),
+    *("antisymmetric_energy", "eigen_rotation", "content_sign", "real_eigenvalues", "henrici", "spectral_radius"),
+    *("overlap_median", "z_antisymmetric_energy", "z_eigen_rotation", "z_henrici"),
+    *("phase_energy", "phase_symmetric_share", "bias_norm"),
+)
+"""Columns of an audit, in order."""
+
+LENGTH, BATCH, NULL_SAMPLES = 64, 16, 512
+"""Tokens in one copy, sequences, and heads of the null, unless the caller says otherwise."""
+
+TOP = 8
+"""Heads that stand for a model's induction."""
+
+Say = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def audit(
+    weights: Weights,
+    *,
+    seed: int = 0,
+    static_only: bool = False,
+    convention: str = "raw",
+    bos: int | None = None,
+    batch: int = BATCH,
+    length: int = LENGTH,
+    samples: int = NULL_SAMPLES,
+    say: Say = _silent,
+) -> pd.DataFrame:
+    """Every head's behaviour and spectrum, one row each, columns `COLUMNS`; what has no meaning for a model is missing.
+
+    Args:
+        weights: from `open_model`.
+        seed: of the random sequences and of the null.
+        static_only: leave the behaviour columns empty and the model unloaded: only query and key tensors are read, one
+            layer at a time.
+        convention: of the operator, see `operators.operator_of`; the column also declares what an architecture imposes.
+        bos: token in front of each sequence, `None` for none.
+        batch, length: sequences, and tokens in one of their two copies (see `repeats`).
+        samples: heads of the factored Gaussian null, rounded up to whole groups of heads that share keys.
+        say: told, in a few words, what is being done.
+
+    Raises:
+        InputError: see `operators.operator_of`, `behaviour.behaviour` and `Weights.load`.
+    """
+    layout = weights.layout
+    group = layout.n_heads // layout.n_kv_heads
+    frames = []
+    for index in range(layout.n_layers):
+        say(f"spectra of layer {index + 1} of {layout.n_layers}")
+        layer = weights.layer(index)
+        op = operator_of(layer, convention)
+        spectrum = measure(op)
+        null = null_samples(*op.wq.shape[1:], -(-samples // group) * group, seed, op.rotary, group)
+        scores = {f"z_{name}": values for name, values in z_scores(spectrum, null).items()}
+        numbers = _of_heads(spectrum) | {name: values.numpy() for name, values in scores.items()}
+        kv_head = layer.kv_head.numpy()
+        frames.append(pd.DataFrame({"layer": index, "kv_head": kv_head, "convention": op.convention, **numbers}))
+    table = pd.concat(frames, ignore_index=True)
+    table["head"] = table.groupby("layer").cumcount()
+    table = table.assign(**_about(weights))
+    if static_only:
+        table[["previous_token", "induction", "duplicate_token"]] = float("nan")
+    else:
+        say("loading the model")
+        model = weights.load()
+        say(f"running it on {batch} sequences")
+        tokens = repeats(weights, seed=seed, bos=bos, batch=batch, length=length)
+        seen = behaviour(model, weights.attention_modules(model), tokens)
+        for name in ("previous_token", "induction", "duplicate_token"):
+            table[name] = getattr(seen, name).flatten().numpy()
+    return table[list(COLUMNS)]
+
+
+def repeats(
+    weights: Weights, *, seed: int = 0, bos: int | None = None, batch: int = BATCH, length: int = LENGTH
+) -> Int64[Tensor, "batch position"]:
+    """Repeated sequences of ordinary tokens; copies shrink to what the model's positions and vocabulary allow."""
+    layout, reserved = weights.layout, special_tokens(weights.config)
+    room = layout.max_positions or 2 * length
+    fitting = min(length, (room - (bos is not None)) // 2, layout.vocab - len(reserved) - 1)
+    return random_repeats(layout, batch, fitting, seed, bos, reserved)
+
+
+def ablations(
+    weights: Weights,
+    heads: Sequence[tuple[int, int]],
+    channels: Sequence[str],
+    *,
+    seed: int = 0,
+    bos: int | None = None,
+    batch: int = BATCH,
+    length: int = LENGTH,
+    say: Say = _silent,
+) -> pd.DataFrame:
+    """What becomes of a model that loses one channel of one head, for each of `heads` and each of `channels`.
+
+    Args:
+        weights: from `open_model`.
+        heads: pairs `(layer, head)`.
+        channels: what to remove, see `intervene.ablated`.
+        seed, bos, batch, length: of the sequences, see `repeats`.
+        say: told, in a few words, what is being done.
+
+    Returns:
+        One row per head and channel: `layer`, `head`, `channel`, and before and after the ablation (suffixes `_before`,
+        `_after`) `previous_token` of that head, `induction`, the mean over the `TOP` heads with the highest induction
+        scores before it, and `loss_second`, `loss_first` in nats (missing where the model predicts no next token).
+
+    Raises:
+        InputError: no such layer, head or channel, or the phase of a model without rotary positions.
+    """
+    layout = weights.layout
+    for index, head in heads:
+        if not 0 <= index < layout.n_layers:
+            raise InputError(f"{weights.source.name} has no layer {index}: its layers are 0 to {layout.n_layers - 1}")
+        for channel in channels:
+            check(weights.layer(index), [head], channel)
+    say("loading the model")
+    model = weights.load()
+    modules = weights.attention_modules(model)
+    tokens = repeats(weights, seed=seed, bos=bos, batch=batch, length=length)
+    say(f"running it on {batch} sequences")
+    before = behaviour(model, modules, tokens)
+    top = before.induction.flatten().topk(min(TOP, before.induction.numel())).indices
+
+    def outcome(seen: Behaviour, index: int, head: int) -> dict[str, float]:
+        return {
+            "previous_token": seen.previous_token[index, head].item(),
+            "induction": seen.induction.flatten()[top].mean().item(),
+            "loss_second": seen.loss_second,
+            "loss_first": seen.loss_first,
+        }
+
+    rows = []
+    for index, head in heads:
+        layer = weights.layer(index)
+        for channel in channels:
+            say(f"running it without the {channel} channel of L{index}H{head}")
+            with ablated(modules, layer, [head], channel):
+                after = behaviour(model, modules, tokens)
+            row: dict[str, int | str | float] = {"layer": index, "head": head, "channel": channel}
+            for suffix, seen in (("before", before), ("after", after)):
+                row |= {f"{name}_{suffix}": value for name, value in outcome(seen, index, head).items()}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _of_heads(spectrum: Spectrum) -> dict[str, Any]:
+    return {name: getattr(spectrum, name).numpy() for name in MEASURES}
+
+
+def _about(weights: Weights) -> dict[str, Any]:
+    source, layout = weights.source, weights.layout
+    return {
+        "model": source.name,
+        "revision": source.revision,
+        "commit": source.commit,
+        "scheme": layout.scheme,
+        "d_model": layout.d_model,
+        "d_head": layout.d_head,
+        "d_rot": layout.d_rot if layout.scheme == "rope" else pd.NA,
+    }
