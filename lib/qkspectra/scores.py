@@ -41,8 +41,7 @@ def rebuilt_scores(
     left, right = channel_features(q, k[:, layer.kv_head], mixture, _rotation(layer.rotary, positions))
     scores = layer.scale * left @ right.mT
     if layer.alibi is not None:
-        slope = layer.alibi * (layer.scale if layer.alibi_scaled else 1.0)
-        scores = scores - slope[:, None, None] * (positions[:, None] - positions)
+        scores = scores + _alibi(layer, layer.alibi, positions)
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
     back = order[:, None] - order
@@ -52,6 +51,17 @@ def rebuilt_scores(
     if layer.window is not None:
         hidden |= back >= layer.window
     return scores.masked_fill(hidden, -torch.inf)
+
+
+def _alibi(
+    layer: LayerQK, slope: Float64[Tensor, " heads"], positions: Int64[Tensor, " position"]
+) -> Float64[Tensor, "heads position position"]:
+    """`-slope * (i - j)`, with the rounding of `slope * j` where the model rounds it."""
+    toward = slope[:, None] * positions
+    if layer.alibi_rounded:
+        toward = (slope.to(torch.bfloat16)[:, None] * positions).to(torch.float64)
+    bias = toward[:, None, :] - (slope[:, None] * positions)[:, :, None]
+    return layer.scale * bias if layer.alibi_scaled else bias
 
 
 def queries_and_keys(

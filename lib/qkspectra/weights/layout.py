@@ -36,14 +36,14 @@ class Norm:
     """A normalisation and its affine part: `(x - mean) / sqrt(var + eps) * weight + bias` or the RMS form.
 
     Attributes:
-        kind: `layer` subtracts the mean, `rms` does not, `l2` divides by the Euclidean norm.
+        kind: `layer` subtracts the mean, `rms` does not.
         weight: the gain as it multiplies (Gemma's `1 + w` is resolved), `None` for no gain. For a query/key norm the
             shape is `(heads, d_head)`; for the norm in front of the attention block it is `(d_model,)`.
         bias: the shift, `None` for none.
         eps: added to the mean square.
     """
 
-    kind: Literal["layer", "rms", "l2"]
+    kind: Literal["layer", "rms"]
     weight: Float64[Tensor, "*shape"] | None
     bias: Float64[Tensor, "*shape"] | None
     eps: float
@@ -67,7 +67,8 @@ class LayerQK:
         clip: bound on the magnitude of q and k right after the projection (OLMo's `clip_qkv`).
         softcap: `s -> softcap * tanh(s / softcap)` after scaling (Gemma 2).
         alibi: slope of each head; the score gains `-slope * (i - j)` up to a constant of the row.
-        alibi_scaled: whether the ALiBi bias is itself multiplied by `scale` (one of Falcon's layouts).
+        alibi_scaled: whether the ALiBi bias is itself multiplied by `scale` (Falcon).
+        alibi_rounded: whether slope and `slope * j` are rounded to bfloat16 before they enter the score (Falcon).
         window: keys further back than `window - 1` are masked; `None` for full attention.
         causal: whether later keys are masked.
         input_norm: the norm that produces `x`, for the norm-folded and centred conventions.
@@ -88,6 +89,7 @@ class LayerQK:
     softcap: float | None = None
     alibi: Float64[Tensor, " heads"] | None = None
     alibi_scaled: bool = False
+    alibi_rounded: bool = False
     window: int | None = None
     causal: bool = True
     input_norm: Norm | None = None

@@ -25,6 +25,12 @@ _KNOWN = {
     },
     "longrope": {"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"},
 }  # fmt: skip
+_REQUIRED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "original_max_position_embeddings"),
+}
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
@@ -49,7 +55,7 @@ def rotary(parameters: dict[str, Any], d_rot: int, max_positions: int, interleav
         interleaved: which rows form a pair.
 
     Raises:
-        InputError: no base, an unknown kind of scaling, or an unknown parameter of it.
+        InputError: no base, an unknown kind of scaling, or an unknown or missing parameter of it.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in _KNOWN:
@@ -57,6 +63,9 @@ def rotary(parameters: dict[str, Any], d_rot: int, max_positions: int, interleav
     unknown = set(parameters) - _KNOWN[kind] - _COMMON
     if unknown:
         raise InputError(f"rotary scaling {kind} with {', '.join(sorted(unknown))} is not supported")
+    missing = [name for name in _REQUIRED.get(kind, ()) if parameters.get(name) is None]
+    if missing:
+        raise InputError(f"rotary scaling {kind} lacks {', '.join(missing)} in the configuration")
     base = parameters.get("rope_theta")
     if base is None:
         raise InputError("the configuration names no rotary base: add rope_theta to it")

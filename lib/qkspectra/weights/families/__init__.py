@@ -4,57 +4,77 @@ A family is proven by its scores: `qkspectra.verify` rebuilds them and compares 
 Everything else is refused by name.
 """
 
+import torch
 from torch import nn
-from transformers import PreTrainedConfig
 
 from qkspectra.errors import InputError
-from qkspectra.weights.families import absolute, rope
-from qkspectra.weights.families.common import Family, LayerTensors
+from qkspectra.weights.families import absolute, alibi, fused, rope
+from qkspectra.weights.families.common import Config, Family, LayerTensors
+from qkspectra.weights.families.unsupported import REASONS, check_options
 from qkspectra.weights.layout import LayerQK, ModelLayout
 from qkspectra.weights.reader import Tensors
 
-FAMILIES: dict[str, Family] = {**absolute.FAMILIES, **rope.FAMILIES}
+FAMILIES: dict[str, Family] = {**absolute.FAMILIES, **alibi.FAMILIES, **fused.FAMILIES, **rope.FAMILIES}
 """`model_type` of a configuration -> how that architecture stores its attention."""
 
 
-def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a configuration.
+def family_of(model_type: str) -> Family:
+    """The family of a `model_type`.
 
     Raises:
         InputError: an architecture that is not supported, named, with the reason where one is known.
     """
     try:
-        return FAMILIES[config.model_type]
+        return FAMILIES[model_type]
     except KeyError:
-        raise InputError(f"models of type {config.model_type} are not supported") from None
+        reason = f": it has {REASONS[model_type]}" if model_type in REASONS else ""
+        raise InputError(f"models of type {model_type} are not supported{reason}") from None
 
 
-def model_layout(config: PreTrainedConfig) -> ModelLayout:
+def model_layout(config: Config) -> ModelLayout:
     """Sizes and position scheme of a model, from its configuration alone.
 
     Raises:
-        InputError: an unsupported family, or an option of it that changes scores and is not understood.
+        InputError: an unsupported family, quantised weights, or an option that may change the scores and is not
+            accounted for.
     """
-    return family_of(config).layout(config)
+    family = family_of(config.model_type)
+    check_options(config, family)
+    return family.layout(config)
 
 
-def read_layer(config: PreTrainedConfig, tensors: Tensors, layer: int) -> LayerQK:
+def read_layer(config: Config, tensors: Tensors, layer: int) -> LayerQK:
     """Queries and keys of one attention layer; only its own tensors are read.
 
     Raises:
         InputError: an unsupported family, no such layer, or tensors that are missing, damaged or at odds with the
             configuration.
     """
-    family = family_of(config)
-    layout = family.layout(config)
+    layout = model_layout(config)
     if not 0 <= layer < layout.n_layers:
         raise InputError(f"there is no layer {layer}: the model has layers 0 to {layout.n_layers - 1}")
+    family = family_of(config.model_type)
     return family.read(config, layout, LayerTensors(tensors, family, layer))
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:
     """Each layer's attention module, in order: its input is `x`, and it computes the scores and their softmax."""
-    family = family_of(model.config)
-    layout = family.layout(model.config)
+    family = family_of(model.config.model_type)
     base = model.base_model
-    return [base.get_submodule(f"{family.blocks}.{i}.{family.attention}") for i in range(layout.n_layers)]
+    layers = range(model.config.num_hidden_layers)
+    return [base.get_submodule(f"{family.blocks}.{i}.{family.attention}") for i in layers]
+
+
+def repair(model: nn.Module) -> nn.Module:
+    """`model`, with what its eager attention does beyond its definition undone.
+
+    Falcon's ALiBi bias is added once (see `alibi.mask_alone`); GPT-2's `reorder_and_upcast_attn`, which insists on
+    float32 scores, is left out in a float64 model.
+    """
+    family, config = model.config.model_type, model.config
+    for module in attention_modules(model):
+        if family == "falcon" and config.alibi:
+            module.register_forward_pre_hook(alibi.mask_alone, with_kwargs=True)
+        if family == "gpt2" and model.dtype == torch.float64:
+            module.reorder_and_upcast_attn = False
+    return model

@@ -1,17 +1,20 @@
-"""What the readers of all families share: a family's entry, the tensors of one layer, and norms."""
+"""What the readers of all families share: a family's entry, the tensors of one layer, sizes and norms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from qkspectra.errors import InputError
 from qkspectra.weights.layout import LayerQK, ModelLayout, Norm
 from qkspectra.weights.reader import Tensors
+
+Config = Any
+"""A Transformers configuration."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,15 @@ class Family:
         attention: path of the attention module inside a layer; its input is `x`, and it calls softmax.
         layout: sizes and position scheme, from the configuration alone.
         read: the layer's queries and keys.
+        options: names of configuration entries about attention or positions that `layout` and `read` honour.
     """
 
     base: str
     blocks: str
     attention: str
-    layout: Callable[[PreTrainedConfig], ModelLayout]
-    read: Callable[[PreTrainedConfig, ModelLayout, "LayerTensors"], LayerQK]
+    layout: Callable[[Config], ModelLayout]
+    read: Callable[[Config, ModelLayout, "LayerTensors"], LayerQK]
+    options: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class LayerTensors:
         full = self._find(name)
         if full is None:
             packed = name.removesuffix("weight")
-            if any(self._find(packed + part) for part in ("qweight", "weight_packed", "weight_scale", "SCB")):
+            if any(self._find(packed + part) for part in ("qweight", "weight_packed", "weight_scale")):
                 raise InputError(f"{packed[:-1]} of layer {self.layer} is quantised: give the original weights")
             raise InputError(f"the weights lack {name} of layer {self.layer}, which the configuration calls for")
         stored = self.tensors.shape(full)
@@ -67,10 +72,13 @@ class LayerTensors:
             raise InputError(f"the weights hold {full}, which the configuration does not call for: they do not match")
         return None
 
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.tensors.names())
+
     def _find(self, name: str) -> str | None:
         inside = f"{self.family.blocks}.{self.layer}.{name}"
-        known = set(self.tensors.names())
-        return next((full for full in (f"{self.family.base}.{inside}", inside) if full in known), None)
+        return next((full for full in (f"{self.family.base}.{inside}", inside) if full in self._known), None)
 
     def norm(
         self,
@@ -86,20 +94,59 @@ class LayerTensors:
         return Norm(kind, weight, self.get(f"{name}.bias", *shape) if bias else None, eps)
 
 
-def heads_of(rows: Float64[Tensor, "rows *rest"], heads: int) -> Float64[Tensor, "heads d_head *rest"]:
-    """Rows of a projection, head by head."""
-    return rows.reshape(heads, -1, *rows.shape[1:])
-
-
-def grouped(n_heads: int, n_kv_heads: int) -> Int64[Tensor, " heads"]:
-    """Key-value head of each query head: `h // (H / H_kv)` (Ainslie et al. 2023, grouped-query attention)."""
-    if n_heads % n_kv_heads:
-        raise InputError(f"{n_heads} query heads do not share {n_kv_heads} key-value heads evenly")
-    return torch.arange(n_heads) // (n_heads // n_kv_heads)
+def sizes(
+    c: Config,
+    scheme: Literal["rope", "absolute", "alibi"],
+    max_positions: int | None,
+    *,
+    d_head: int | None = None,
+    n_kv_heads: int | None = None,
+    d_rot: int = 0,
+    causal: bool = True,
+) -> ModelLayout:
+    """The layout of a configuration; width of a head and key-value heads default to `d_model / heads` and `heads`."""
+    n_heads = c.num_attention_heads
+    return ModelLayout(
+        family=c.model_type,
+        scheme=scheme,
+        n_layers=c.num_hidden_layers,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads or n_heads,
+        d_model=c.hidden_size,
+        d_head=d_head or head_width(c.hidden_size, n_heads),
+        d_rot=d_rot,
+        vocab=c.vocab_size,
+        max_positions=max_positions,
+        causal=causal,
+    )
 
 
 def head_width(d_model: int, n_heads: int) -> int:
     """`d_model / n_heads`, where the division is exact."""
-    if d_model % n_heads:
+    if n_heads < 1 or d_model % n_heads:
         raise InputError(f"a model width of {d_model} does not divide into {n_heads} heads")
     return d_model // n_heads
+
+
+def grouped(m: ModelLayout) -> Int64[Tensor, " heads"]:
+    """Key-value head of each query head: `h // (H / H_kv)` (Ainslie et al. 2023, grouped-query attention)."""
+    if m.n_heads % m.n_kv_heads:
+        raise InputError(f"{m.n_heads} query heads do not share {m.n_kv_heads} key-value heads evenly")
+    return torch.arange(m.n_heads) // (m.n_heads // m.n_kv_heads)
+
+
+def by_head(rows: Float64[Tensor, "rows *rest"] | None, heads: int) -> Float64[Tensor, "heads d_head *rest"] | None:
+    """Rows of a projection, or its bias, head by head."""
+    return None if rows is None else rows.reshape(heads, -1, *rows.shape[1:])
+
+
+def same_for_heads(norm: Norm, heads: int) -> Norm:
+    """One gain of width `d_head` (and its shift), given to every head."""
+    bias = None if norm.bias is None else norm.bias.expand(heads, -1)
+    return Norm(norm.kind, norm.weight.expand(heads, -1), bias, norm.eps)
+
+
+def refuse(c: Config, option: str, why: str) -> None:
+    """Refuses an option that is set."""
+    if getattr(c, option, None):
+        raise InputError(f"{c.model_type} with {option}={getattr(c, option)} is not supported: {why}")

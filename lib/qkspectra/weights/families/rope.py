@@ -1,66 +1,284 @@
-"""Families with rotary positions."""
+"""Families with rotary positions and separate query and key projections: the Llama line, Gemma, Phi, Cohere, GPT-J."""
 
-from transformers import PreTrainedConfig
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+import torch
+
+from qkspectra.errors import InputError
 from qkspectra.weights import rotary
-from qkspectra.weights.families.common import Family, LayerTensors, grouped, head_width, heads_of
-from qkspectra.weights.layout import LayerQK, ModelLayout
+from qkspectra.weights.families.common import (
+    Config,
+    Family,
+    LayerTensors,
+    by_head,
+    grouped,
+    refuse,
+    same_for_heads,
+    sizes,
+)
+from qkspectra.weights.layout import LayerQK, ModelLayout, Norm
 
 
-def _layout(c: PreTrainedConfig) -> ModelLayout:
-    n_kv_heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-    d_head = getattr(c, "head_dim", None) or head_width(c.hidden_size, c.num_attention_heads)
-    return ModelLayout(
-        family=c.model_type,
-        scheme="rope",
-        n_layers=c.num_hidden_layers,
-        n_heads=c.num_attention_heads,
-        n_kv_heads=n_kv_heads,
-        d_model=c.hidden_size,
-        d_head=d_head,
-        d_rot=int(d_head * c.rope_parameters.get("partial_rotary_factor", 1.0)),
-        vocab=c.vocab_size,
-        max_positions=rotary.longest(c.rope_parameters, c.max_position_embeddings),
-    )
+def flat_parameters(c: Config, partial: bool) -> dict[str, Any]:
+    """`rope_parameters` of a family that has one set of them for all layers.
+
+    Raises:
+        InputError: none at all, or a partial rotation where the family does not know one.
+    """
+    parameters = c.rope_parameters
+    if not parameters:
+        raise InputError("the configuration names no rotary parameters: add rope_theta to it")
+    if not partial and parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise InputError(f"{c.model_type} with a partial rotation (partial_rotary_factor) is not supported")
+    return parameters
 
 
-def _llama(c: PreTrainedConfig, m: ModelLayout, t: LayerTensors) -> LayerQK:
+def rope_layout(c: Config, *, partial: bool = False, d_head: int | None = None) -> ModelLayout:
+    """Sizes of a model with one set of rotary parameters; `partial` for families that rotate a part of each head."""
+    parameters = flat_parameters(c, partial)
+    limit = rotary.longest(parameters, c.max_position_embeddings)
+    m = sizes(c, "rope", limit, d_head=d_head, n_kv_heads=getattr(c, "num_key_value_heads", None))
+    return replace(m, d_rot=even(c, int(m.d_head * parameters.get("partial_rotary_factor", 1.0))))
+
+
+def even(c: Config, d_rot: int) -> int:
+    """`d_rot`, once it is known to make pairs."""
+    if d_rot < 2 or d_rot % 2:
+        raise InputError(f"{c.model_type} rotates {d_rot} rows of each head, which make no pairs")
+    return d_rot
+
+
+def _free_width(c: Config) -> ModelLayout:
+    return rope_layout(c, d_head=getattr(c, "head_dim", None))
+
+
+def _fixed_width(c: Config) -> ModelLayout:
+    return rope_layout(c)
+
+
+def _partial(c: Config) -> ModelLayout:
+    return rope_layout(c, partial=True)
+
+
+def separate(
+    c: Config,
+    m: ModelLayout,
+    t: LayerTensors,
+    *,
+    bias: bool,
+    input_norm: Norm | None,
+    path: str = "self_attn",
+    parameters: dict[str, Any] | None = None,
+    interleaved: bool = False,
+    **rest: Any,
+) -> LayerQK:
+    """A layer with `q_proj` and `k_proj`; `rest` goes to `LayerQK`."""
+    parameters = c.rope_parameters if parameters is None else parameters
     q_rows, k_rows = m.n_heads * m.d_head, m.n_kv_heads * m.d_head
-    bq = t.optional("self_attn.q_proj.bias", c.attention_bias, q_rows)
-    bk = t.optional("self_attn.k_proj.bias", c.attention_bias, k_rows)
     return LayerQK(
         layer=t.layer,
-        wq=heads_of(t.get("self_attn.q_proj.weight", q_rows, m.d_model), m.n_heads),
-        wk=heads_of(t.get("self_attn.k_proj.weight", k_rows, m.d_model), m.n_kv_heads),
-        bq=None if bq is None else heads_of(bq, m.n_heads),
-        bk=None if bk is None else heads_of(bk, m.n_kv_heads),
-        kv_head=grouped(m.n_heads, m.n_kv_heads),
-        scale=m.d_head**-0.5,
-        rotary=rotary.rotary(c.rope_parameters, m.d_rot, c.max_position_embeddings),
-        input_norm=t.norm("input_layernorm", "rms", c.rms_norm_eps, m.d_model),
+        wq=by_head(t.get(f"{path}.q_proj.weight", q_rows, m.d_model), m.n_heads),
+        wk=by_head(t.get(f"{path}.k_proj.weight", k_rows, m.d_model), m.n_kv_heads),
+        bq=by_head(t.optional(f"{path}.q_proj.bias", bias, q_rows), m.n_heads),
+        bk=by_head(t.optional(f"{path}.k_proj.bias", bias, k_rows), m.n_kv_heads),
+        kv_head=grouped(m),
+        rotary=rotary.rotary(parameters, m.d_rot, c.max_position_embeddings, interleaved),
+        input_norm=input_norm,
+        **{"scale": m.d_head**-0.5} | rest,
     )
 
 
-def _gpt_neox(c: PreTrainedConfig, m: ModelLayout, t: LayerTensors) -> LayerQK:
-    # Fused rows run (head, query/key/value, d_head).
-    fused = t.get("attention.query_key_value.weight", 3 * m.d_model, m.d_model)
-    wq, wk, _ = fused.reshape(m.n_heads, 3, m.d_head, m.d_model).unbind(1)
-    bias = t.optional("attention.query_key_value.bias", c.attention_bias, 3 * m.d_model)
-    bq, bk, _ = (None, None, None) if bias is None else bias.reshape(m.n_heads, 3, m.d_head).unbind(1)
-    return LayerQK(
-        layer=t.layer,
-        wq=wq,
-        wk=wk,
-        bq=bq,
-        bk=bk,
-        kv_head=grouped(m.n_heads, m.n_heads),
-        scale=m.d_head**-0.5,
-        rotary=rotary.rotary(c.rope_parameters, m.d_rot, c.max_position_embeddings),
-        input_norm=t.norm("input_layernorm", "layer", c.layer_norm_eps, m.d_model, bias=True),
+def _rms(c: Config, m: ModelLayout, t: LayerTensors) -> Norm:
+    return t.norm("input_layernorm", "rms", c.rms_norm_eps, m.d_model)
+
+
+def _layer_norm(c: Config, m: ModelLayout, t: LayerTensors, eps: float, bias: bool = True) -> Norm:
+    return t.norm("input_layernorm", "layer", eps, m.d_model, bias=bias)
+
+
+def _window(c: Config, layer: int) -> int | None:
+    """Sliding window of a layer in the families that list the kind of each layer."""
+    kind = c.layer_types[layer]
+    if kind not in ("full_attention", "sliding_attention"):
+        raise InputError(f"{c.model_type} with layers of type {kind} is not supported")
+    return c.sliding_window if kind == "sliding_attention" else None
+
+
+def _llama(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    return separate(c, m, t, bias=c.attention_bias, input_norm=_rms(c, m, t))
+
+
+def _mistral(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    return separate(c, m, t, bias=False, input_norm=_rms(c, m, t), window=c.sliding_window)
+
+
+def _qwen2(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    return separate(c, m, t, bias=True, input_norm=_rms(c, m, t), window=_window(c, t.layer))
+
+
+def _qk_norms(m: ModelLayout, t: LayerTensors, read: Callable[[str], Norm]) -> dict[str, Norm]:
+    return {
+        "q_norm": same_for_heads(read("self_attn.q_norm"), m.n_heads),
+        "k_norm": same_for_heads(read("self_attn.k_norm"), m.n_kv_heads),
+    }
+
+
+def _qwen3(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    norms = _qk_norms(m, t, lambda name: t.norm(name, "rms", c.rms_norm_eps, m.d_head))
+    return separate(c, m, t, bias=c.attention_bias, input_norm=_rms(c, m, t), window=_window(c, t.layer), **norms)
+
+
+def _gemma_layout(c: Config) -> ModelLayout:
+    refuse(c, "use_bidirectional_attention", "only causal attention is")
+    return _free_width(c)
+
+
+def _gemma_norm(c: Config, m: ModelLayout, t: LayerTensors) -> Norm:
+    return t.norm("input_layernorm", "rms", c.rms_norm_eps, m.d_model, plus_one=True)
+
+
+def _gemma(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    return separate(c, m, t, bias=c.attention_bias, input_norm=_gemma_norm(c, m, t))
+
+
+def _gemma2(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    return separate(
+        c,
+        m,
+        t,
+        bias=c.attention_bias,
+        input_norm=_gemma_norm(c, m, t),
+        scale=c.query_pre_attn_scalar**-0.5,
+        softcap=c.attn_logit_softcapping,
+        window=_window(c, t.layer),
     )
+
+
+def _gemma3_layout(c: Config) -> ModelLayout:
+    refuse(c, "use_bidirectional_attention", "only causal attention is")
+    refuse(c, "attn_logit_softcapping", "Transformers does not apply it in this family")
+    limits = [rotary.longest(c.rope_parameters[kind], c.max_position_embeddings) for kind in set(c.layer_types)]
+    return sizes(c, "rope", min(limits), d_head=c.head_dim, n_kv_heads=c.num_key_value_heads, d_rot=even(c, c.head_dim))
+
+
+def _gemma3(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    norms = _qk_norms(m, t, lambda name: t.norm(name, "rms", c.rms_norm_eps, m.d_head, plus_one=True))
+    return separate(
+        c,
+        m,
+        t,
+        bias=c.attention_bias,
+        input_norm=_gemma_norm(c, m, t),
+        parameters=c.rope_parameters[c.layer_types[t.layer]],  # local and global layers have a base each
+        scale=c.query_pre_attn_scalar**-0.5,
+        window=_window(c, t.layer),
+        **norms,
+    )
+
+
+def _phi(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    norms = {}
+    if c.qk_layernorm:
+        for side, heads in (("q", m.n_heads), ("k", m.n_kv_heads)):
+            norm = t.norm(f"self_attn.{side}_layernorm", "layer", c.layer_norm_eps, m.d_head, bias=True)
+            norms[f"{side}_norm"] = same_for_heads(norm, heads)
+    return separate(c, m, t, bias=True, input_norm=_layer_norm(c, m, t, c.layer_norm_eps), **norms)
+
+
+def _stablelm(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    norms = {}
+    if c.qk_layernorm:  # one gain for each head
+        for side, heads in (("q", m.n_heads), ("k", m.n_kv_heads)):
+            gains = [t.get(f"self_attn.{side}_layernorm.norms.{h}.weight", m.d_head) for h in range(heads)]
+            norms[f"{side}_norm"] = Norm("layer", torch.stack(gains), None, c.layer_norm_eps)
+    return separate(c, m, t, bias=c.use_qkv_bias, input_norm=_layer_norm(c, m, t, c.layer_norm_eps), **norms)
+
+
+def _cohere(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    norms = {}
+    if c.use_qk_norm:
+        norms["q_norm"] = t.norm("self_attn.q_norm", "layer", c.layer_norm_eps, m.n_heads, m.d_head)
+        norms["k_norm"] = t.norm("self_attn.k_norm", "layer", c.layer_norm_eps, m.n_kv_heads, m.d_head)
+    input_norm = _layer_norm(c, m, t, c.layer_norm_eps, bias=False)
+    return separate(c, m, t, bias=c.attention_bias, input_norm=input_norm, interleaved=True, **norms)
+
+
+def _olmo(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    input_norm = Norm("layer", None, None, 1e-5)  # without gain and shift
+    return separate(c, m, t, bias=c.attention_bias, input_norm=input_norm, clip=c.clip_qkv)
+
+
+def _olmo2(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    def norm(name: str, heads: int) -> Norm:
+        flat = t.norm(f"self_attn.{name}", "rms", c.rms_norm_eps, heads * m.d_head)
+        return replace(flat, weight=by_head(flat.weight, heads))
+
+    # The norms of a block come after it, so that x is the residual stream itself.
+    return separate(
+        c,
+        m,
+        t,
+        bias=c.attention_bias,
+        input_norm=None,
+        q_norm=norm("q_norm", m.n_heads),
+        k_norm=norm("k_norm", m.n_kv_heads),
+        norm_across_heads=True,
+    )
+
+
+def _granite(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    return separate(c, m, t, bias=c.attention_bias, input_norm=_rms(c, m, t), scale=float(c.attention_multiplier))
+
+
+def _starcoder2(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    input_norm = _layer_norm(c, m, t, c.norm_epsilon)
+    return separate(c, m, t, bias=c.use_bias, input_norm=input_norm, window=c.sliding_window)
+
+
+_WINDOWED = ("layer_types", "max_window_layers", "sliding_window", "use_sliding_window")
+_GEMMA = (
+    "attn_logit_softcapping",
+    "layer_types",
+    "query_pre_attn_scalar",
+    "sliding_window",
+    "sliding_window_pattern",
+    "use_bidirectional_attention",
+)
+
+GPTJ_BASE = {"rope_type": "default", "rope_theta": 10000.0}
+"""GPT-J and CodeGen have no setting for it: https://github.com/kingoflolz/mesh-transformer-jax."""
+
+
+def gptj_layout(c: Config) -> ModelLayout:
+    """Sizes of GPT-J and CodeGen, whose configuration counts the rotated rows."""
+    return sizes(c, "rope", c.max_position_embeddings, d_rot=even(c, c.rotary_dim))
+
+
+def _gptj(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
+    norm = t.norm("ln_1", "layer", c.layer_norm_epsilon, m.d_model, bias=True)
+    return separate(c, m, t, bias=False, input_norm=norm, path="attn", parameters=GPTJ_BASE, interleaved=True)
+
+
+def _family(layout: Callable, read: Callable, *options: str) -> Family:
+    return Family("model", "layers", "self_attn", layout, read, frozenset({"rope_parameters", *options}))
 
 
 FAMILIES = {
-    "llama": Family("model", "layers", "self_attn", _layout, _llama),
-    "gpt_neox": Family("gpt_neox", "layers", "attention", _layout, _gpt_neox),
+    "llama": _family(_free_width, _llama, "attention_bias"),
+    "mistral": _family(_free_width, _mistral, "sliding_window"),
+    "qwen2": _family(_free_width, _qwen2, *_WINDOWED),
+    "qwen3": _family(_free_width, _qwen3, "attention_bias", *_WINDOWED),
+    "gemma": _family(_gemma_layout, _gemma, "attention_bias", "use_bidirectional_attention"),
+    "gemma2": _family(_gemma_layout, _gemma2, "attention_bias", *_GEMMA),
+    "gemma3_text": _family(_gemma3_layout, _gemma3, "attention_bias", *_GEMMA),
+    "phi": _family(_partial, _phi, "qk_layernorm"),
+    "stablelm": _family(_partial, _stablelm, "qk_layernorm", "use_qkv_bias"),
+    "cohere": _family(_fixed_width, _cohere, "attention_bias", "use_qk_norm"),
+    "olmo": _family(_fixed_width, _olmo, "attention_bias", "clip_qkv"),
+    "olmo2": _family(_fixed_width, _olmo2, "attention_bias"),
+    "granite": _family(_fixed_width, _granite, "attention_bias", "attention_multiplier"),
+    "starcoder2": _family(_fixed_width, _starcoder2, "use_bias", "sliding_window"),
+    "gptj": Family("transformer", "h", "attn", gptj_layout, _gptj, frozenset({"rotary_dim"})),
 }

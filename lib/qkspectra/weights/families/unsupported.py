@@ -1,0 +1,75 @@
+"""What is refused, and why: architectures whose score is no fixed bilinear form, and options nobody accounted for."""
+
+import re
+from typing import Any
+
+from qkspectra.errors import InputError
+from qkspectra.weights.families.common import Config, Family
+
+_REASONS = {
+    "a learned relative-position bias": ("t5", "mt5", "umt5", "longt5", "udop", "switch_transformers", "mpnet"),
+    "relative positions mixed with content": ("deberta", "deberta-v2", "xlnet", "transfo-xl", "wav2vec2-conformer"),
+    "latent attention (queries and keys are compressed)": (
+        "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3", "longcat_flash", "glm4_moe_lite",
+    ),
+    "gated or linear attention": ("qwen3_next", "qwen3_5", "rwkv", "minimax", "kimi_linear", "retnet", "olmo_hybrid"),
+    "state-space layers": (
+        "mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "zamba", "zamba2", "falcon_h1", "granitemoehybrid",
+        "nemotron_h", "recurrent_gemma", "plamo2", "lfm2",
+    ),
+    "attention sinks added to the softmax": ("gpt_oss",),
+    "attention to another model or modality": (
+        "bart", "mbart", "pegasus", "marian", "whisper", "encoder-decoder", "gemma3", "llava", "mllama", "qwen2_vl",
+        "qwen2_5_vl", "qwen3_vl", "mistral3", "llama4",
+    ),
+}  # fmt: skip
+REASONS = {family: reason for reason, families in _REASONS.items() for family in families}
+"""`model_type` -> what it has that is not supported, for architectures that users are likely to try."""
+
+_ABOUT_SCORES = re.compile(
+    r"attn|attention|head|query|key|qk|rope|rotary|position|alibi|window|scal|multiplier|clip|cap|causal|bias"
+    r"|layer_types|norm|mask"
+)
+# Entries about attention, positions or norms that every family honours or that leave scores as they are, given `x`.
+_HARMLESS = re.compile(
+    r"num_(attention|key_value|kv)_heads|n_heads?|num_heads|head_dim|max_position_embeddings|n_positions"
+    r"|attention_dropout|attn_pdrop|attention_probs_dropout_prob|output_attentions|mlp_bias|lm_head_bias"
+    r"|\w*norm_eps(ilon)?|embedding_multiplier|residual_multiplier|logits?_scal(e|ing)|final_logit_softcapping"
+    r"|keys_to_ignore_at_inference|apply_residual_connection_post_layernorm|pooler_\w+|tie_\w+"
+    r"|num_ln_in_parallel_attn|no_bias|pad_key_length|slow_but_exact|attn_implementation"
+    r"|reorder_and_upcast_attn|(scale_)?attention_softmax_in_fp32|masked_softmax_fusion|skip_bias_add(_qkv)?"
+    r"|bias_dropout_fusion|offset_alibi|summary_\w+"
+)
+# Entries that are harmless at this value only.
+_AT_VALUE: dict[str, Any] = {
+    "position_embedding_type": "absolute",
+    "norm_type": ("layer_norm", "low_precision_layernorm"),
+    "rotary": True,
+    "scale_attn_weights": True,
+    "rotary_scaling_factor": 1.0,
+    "full_attn_mod": 1,
+    "learned_pos_emb": True,
+}
+
+
+def check_options(config: Config, family: Family) -> None:
+    """Refuses a configuration with a set entry about attention or positions that nobody accounted for.
+
+    Raises:
+        InputError: naming the entry.
+    """
+    if getattr(config, "quantization_config", None):
+        raise InputError("the weights are quantised (quantization_config): give the original weights")
+    for name, value in config.to_dict().items():
+        if (
+            not value
+            or name.startswith("_")
+            or name in family.options
+            or not _ABOUT_SCORES.search(name)
+            or _HARMLESS.fullmatch(name)
+        ):
+            continue
+        accepted = _AT_VALUE.get(name)
+        if value == accepted or (isinstance(accepted, tuple) and value in accepted):
+            continue
+        raise InputError(f"{config.model_type} with {name}={value} is not supported: it may change the scores")
