@@ -205,9 +205,7 @@ def test_augmented_operator_scores_with_the_biases():
     assert op.wq.shape[2] == 11
 
 
-@pytest.mark.parametrize(
-    ("kind", "across"), [("rms", False), ("layer", False), ("rms", True), ("layer", True), ("l2", False)]
-)
+@pytest.mark.parametrize(("kind", "across"), [("rms", False), ("layer", False), ("rms", True), ("layer", True)])
 def test_query_and_key_norms_are_folded_up_to_a_scalar_of_the_token(kind, across):
     layer = layer_of(
         bq=None,

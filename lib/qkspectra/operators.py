@@ -56,7 +56,7 @@ class QKOperator:
         wk: Float[Tensor, "heads d_head d_model"],
         rotary: Rotary | None = None,
     ) -> "QKOperator":
-        """The operator of weights in any floating type, on any device: they are upcast before anything is multiplied."""
+        """The operator of weights of any floating type on any device; they are upcast before any multiplication."""
         return cls(wq.detach().to("cpu", torch.float64), wk.detach().to("cpu", torch.float64), rotary=rotary)
 
     def core(self) -> Float64[Tensor, "heads d_head d_head"]:
