@@ -5,7 +5,7 @@ Names are those of the model's Transformers implementation. Nothing is unpickled
 
 import json
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float64
@@ -19,6 +19,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
+@runtime_checkable
 class Tensors(Protocol):
     """A stored model's tensors, each read when asked for."""
 
