@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import psutil
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from qkspectra.attention import tapped
-from qkspectra.errors import InputError
 from qkspectra.scores import rebuilt_scores
 from qkspectra.weights.layout import LayerQK, ModelLayout
 
@@ -54,6 +54,7 @@ class Agreement:
         positional: the largest change of a layer's scores, on the same scale, when every token is put at position 0;
             NaN where position does not act on the scores.
         compared: number of scores compared.
+        parameters: of the model that ran.
     """
 
     precision: str
@@ -62,11 +63,30 @@ class Agreement:
     control: Float64[Tensor, " layers"]
     positional: Float64[Tensor, " layers"]
     compared: int
+    parameters: int
 
     @property
     def worst(self) -> tuple[int, int]:
         """Layer and head of the largest error."""
         return divmod(int(self.error.argmax()), self.error.shape[1])
+
+    def summary(self) -> dict[str, Any]:
+        """The agreement in numbers: largest error and its place, tolerance, both guards, and what was compared."""
+        layer, head = self.worst
+        positional = self.positional[~self.positional.isnan()]
+        return {
+            "precision": self.precision,
+            "passed": self.passed,
+            "largest_relative_error": float(self.error.max()),
+            "layer": layer,
+            "head": head,
+            "tolerance": self.tolerance,
+            "wrong_operator_error": float(self.control.min()),
+            "position_dependence": float(positional.min()) if len(positional) else None,
+            "layers": self.error.shape[0],
+            "heads": self.error.numel(),
+            "scores_compared": self.compared,
+        }
 
     @property
     def passed(self) -> bool:
@@ -80,8 +100,26 @@ class Agreement:
         )
 
 
-def verify(
-    model: Model, precision: torch.dtype, seed: int = 0, progress: Callable[[int], None] = lambda layer: None
+def verify(model: Model, seed: int = 0, say: Callable[[str], None] = lambda line: None) -> list[Agreement]:
+    """Verifies a model in float32, and in float64 where that fits into memory.
+
+    Args:
+        model: weights and the running model.
+        seed: of the tokens.
+        say: told what is being done.
+
+    Returns:
+        One agreement for each precision.
+    """
+    single = agreement(model, torch.float32, seed, say)
+    needed, available = 8 * single.parameters, psutil.virtual_memory().available
+    if needed > available:
+        return [single]
+    return [single, agreement(model, torch.float64, seed, say)]
+
+
+def agreement(
+    model: Model, precision: torch.dtype, seed: int = 0, say: Callable[[str], None] = lambda line: None
 ) -> Agreement:
     """Compares all heads at all query-key offsets on random tokens, 2 sequences of 64 (or what the model can take).
 
@@ -90,15 +128,13 @@ def verify(
         precision: `torch.float32` or `torch.float64`. In float64 whatever the model computes in float32 by its code
             (rotary tables, norms, softmax) is computed in float64 as well.
         seed: of the tokens.
-        progress: called with each layer once it has been compared.
-
-    Raises:
-        InputError: the model does not fit into memory at this precision.
+        say: told what is being done.
     """
-    layout = model.layout
+    layout, name = model.layout, str(precision).removeprefix("torch.")
     tokens = random_tokens(layout, seed)
     with _precision(precision), torch.no_grad():
-        running = _load(model, precision)
+        say(f"loading the model in {name}")
+        running = model.load(precision)
         rows: dict[int, tuple[Tensor, Tensor, Tensor, int]] = {}
         inputs: dict[int, Tensor] = {}
 
@@ -107,18 +143,19 @@ def verify(
 
         def on_scores(layer: int, scores: Tensor) -> None:
             rows[layer] = compare(model.layer(layer), inputs.pop(layer), scores)
-            progress(layer)
+            say(f"{name}: compared layer {layer + 1} of {layout.n_layers}")
 
         with tapped(model.attention_modules(running), on_input=on_input, on_scores=on_scores):
             running(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
     error, control, positional, compared = zip(*(rows[i] for i in range(layout.n_layers)), strict=True)
     return Agreement(
-        str(precision).removeprefix("torch."),
+        name,
         TOLERANCE[precision],
         torch.stack(error),
         torch.stack(control),
         torch.stack(positional),
         sum(compared),
+        sum(p.numel() for p in running.parameters()),
     )
 
 
@@ -173,13 +210,6 @@ def wrong(layer: LayerQK) -> LayerQK:
 
 def _row_mean(scores: Float64[Tensor, "*shape"], seen: Bool[Tensor, "*shape"]) -> Tensor:
     return scores.masked_fill(~seen, 0.0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
-
-
-def _load(model: Model, precision: torch.dtype) -> nn.Module:
-    try:
-        return model.load(precision)
-    except (MemoryError, torch.OutOfMemoryError):
-        raise InputError(f"not enough memory to run the model in {precision}") from None
 
 
 class _Double(TorchFunctionMode):
