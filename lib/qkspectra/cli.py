@@ -2,7 +2,10 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version as installed
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +38,7 @@ app = typer.Typer(
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, local folder, or Hub id.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random sequences and of the null.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -77,6 +81,82 @@ def models(as_json: Json = False) -> None:
         row = (e.name, e.title, e.scheme, e.attention, e.licence, e.requirement, megabytes, "yes" if cached else "no")
         table.add_row(*row)
     Console().print(table)
+
+
+@app.command()
+def audit(
+    model: Model,
+    revision: Revision = None,
+    static_only: Annotated[
+        bool, typer.Option("--static-only", help="Spectra alone: only query and key tensors are read.")
+    ] = False,
+    convention: Annotated[
+        str, typer.Option(help="raw, or norm_folded, centred and bias_augmented, joined by +.")
+    ] = "raw",
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every head to a .csv, .parquet or .json file.")
+    ] = None,
+) -> None:
+    """Measure every head: what it does beside what its operator looks like.
+
+    Behaviour is the mean attention on 16 sequences of random tokens, each repeated once, without a leading token.
+    Without --out, prints the strongest heads.
+    """
+    from rich.console import Console
+
+    from qkspectra import tables
+    from qkspectra.studies import audit as study
+    from qkspectra.weights import open_model
+
+    if out is not None:
+        tables.check_path(out)
+    with _status() as say:
+        weights = open_model(model, revision)
+        heads = study.audit(weights, seed=seed, static_only=static_only, convention=convention, say=say)
+    if out is None:
+        Console().print(tables.strongest(heads))
+    else:
+        tables.write(heads, out)
+
+
+@app.command()
+def ablate(
+    model: Model,
+    layer: Annotated[int, typer.Option(help="Layer of the head, from 0.")],
+    head: Annotated[int, typer.Option(help="Query head in that layer, from 0.")],
+    channel: Annotated[str, typer.Option(help="What to remove: phase, symmetric or antisymmetric.")],
+    revision: Revision = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Remove one channel of one head from the running model, exactly, and say what that costs.
+
+    Before and after: the head's previous-token score, the mean induction score of the model's eight strongest induction
+    heads (chosen before), and the loss on the second and the first copy of repeated random tokens.
+    """
+    from rich.console import Console
+
+    from qkspectra import tables
+    from qkspectra.studies import audit as study
+    from qkspectra.weights import open_model
+
+    with _status() as say:
+        weights = open_model(model, revision)
+        effects = study.ablations(weights, [(layer, head)], [channel], seed=seed, say=say)
+    if as_json:
+        typer.echo(tables.as_json(effects))
+    else:
+        Console().print(tables.before_and_after(effects))
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Says on one line of standard error, where a person is watching, what is being done."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("opening the model") as status:
+        yield status.update
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def audit(
         seen = behaviour(model, weights.attention_modules(model), tokens)
         for name in ("previous_token", "induction", "duplicate_token"):
             table[name] = getattr(seen, name).flatten().numpy()
-    return table[list(COLUMNS)]
+    return table[list(COLUMNS)].astype({"revision": "str", "commit": "str", "d_rot": "Int64"})
 
 
 def repeats(

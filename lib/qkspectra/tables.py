@@ -1,0 +1,118 @@
+"""Tables as people and programs read them: a file in one of three formats, or a few lines in the terminal."""
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+from rich.table import Table
+
+from qkspectra.errors import InputError
+from qkspectra.store import replacing
+
+FORMATS = (".csv", ".parquet", ".json")
+SHOWN = 8
+"""Heads listed in each part of a terminal table."""
+
+
+def check_path(path: Path) -> None:
+    """Refuses a file that `write` could not write, before anything is computed for it.
+
+    Raises:
+        InputError: a suffix that names none of the formats, or a folder that does not exist.
+    """
+    if path.suffix not in FORMATS:
+        raise InputError(f"{path}: the suffix says the format: use one of {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}: make it first")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder: name a file")
+
+
+def write(frame: pd.DataFrame, path: Path) -> None:
+    """Writes a table, whole or not at all; a missing value is an empty CSV field, a JSON or Parquet null.
+
+    Raises:
+        InputError: see `check_path`.
+    """
+    check_path(path)
+    with replacing(path) as temporary:
+        if path.suffix == ".csv":
+            frame.to_csv(temporary, index=False)
+        elif path.suffix == ".json":
+            temporary.write_text(as_json(frame) + "\n", encoding="utf-8")
+        else:
+            frame.to_parquet(temporary, index=False)
+
+
+def as_json(frame: pd.DataFrame) -> str:
+    """A JSON list with one object per row; missing values are null."""
+    rows = frame.astype(object).where(frame.notna(), None).to_dict(orient="records")
+    return json.dumps(rows, indent=1, allow_nan=False)
+
+
+def strongest(audit: pd.DataFrame) -> Table:
+    """The heads of an audit that score highest as previous-token and as induction heads.
+
+    Without behaviour columns, the heads whose eigen-rotation lies furthest above and below the null.
+    """
+    if audit["previous_token"].isna().all():
+        parts = {
+            "furthest above the null": audit.nlargest(SHOWN, "z_eigen_rotation"),
+            "furthest below the null": audit.nsmallest(SHOWN, "z_eigen_rotation"),
+        }
+    else:
+        parts = {
+            "previous-token heads": audit.nlargest(SHOWN, "previous_token"),
+            "induction heads": audit.nlargest(SHOWN, "induction"),
+        }
+    columns = {
+        "prev": ("previous_token", ".3f"),
+        "induct": ("induction", ".3f"),
+        "dupl": ("duplicate_token", ".3f"),
+        "eig-rot": ("eigen_rotation", ".3f"),
+        "z": ("z_eigen_rotation", ".1f"),
+        "antisym": ("antisymmetric_energy", ".3f"),
+        " z": ("z_antisymmetric_energy", ".1f"),
+        "Henrici": ("henrici", ".3f"),
+        "phase": ("phase_energy", ".3f"),
+    }
+    first = audit.iloc[0]
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title=f"{first['model']}: {first['scheme']}, {len(audit)} heads, convention {first['convention']}",
+        caption=f"median eigen-rotation {audit['eigen_rotation'].median():.3f}; z: deviations from the Gaussian null",
+    )
+    table.add_column("head", no_wrap=True)
+    for heading in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for part, heads in parts.items():
+        table.add_row(f"[bold]{part}")
+        for _, row in heads.iterrows():
+            cells = [_cell(row[name], form) for name, form in columns.values()]
+            table.add_row(f"L{row['layer']}H{row['head']}", *cells)
+    return table
+
+
+def before_and_after(effects: pd.DataFrame) -> Table:
+    """The outcome of `studies.audit.ablations`, four lines for each head and channel."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for heading in ("before", "after"):
+        table.add_column(heading, justify="right")
+    for effect in effects.to_dict(orient="records"):
+        head = f"L{effect['layer']}H{effect['head']}"
+        table.add_row(f"[bold]{head} without its {effect['channel']} channel")
+        for name, label in {
+            "previous_token": f"previous token, {head}",
+            "induction": "induction, strongest heads",
+            "loss_second": "loss on the second copy",
+            "loss_first": "loss on the first copy",
+        }.items():
+            table.add_row(label, *(_cell(effect[f"{name}_{when}"], ".3f") for when in ("before", "after")))
+    return table
+
+
+def _cell(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else format(value, form)
