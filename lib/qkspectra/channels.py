@@ -17,13 +17,13 @@ from torch import Tensor
 Mixture = tuple[float, float, float, float]
 
 CHANNELS: dict[str, Mixture] = {
-    "full": (1, 0, 0, 0),
+    "full": (1.0, 0.0, 0.0, 0.0),
     "symmetric": (3 / 4, -1 / 4, 1 / 4, 1 / 4),  # R symmetric, I free
     "antisymmetric": (3 / 4, -1 / 4, -1 / 4, -1 / 4),  # R antisymmetric, I free
-    "no_phase": (1 / 2, 1 / 2, 0, 0),  # I = 0
+    "no_phase": (1 / 2, 1 / 2, 0.0, 0.0),  # I = 0
     "symmetric_no_phase": (1 / 4, 1 / 4, 1 / 4, 1 / 4),
     "antisymmetric_no_phase": (1 / 4, 1 / 4, -1 / 4, -1 / 4),
-    "phase_only": (1 / 2, -1 / 2, 0, 0),  # R = 0
+    "phase_only": (1 / 2, -1 / 2, 0.0, 0.0),  # R = 0
 }
 """Coefficients of `(S+, S-, S'+, S'-)`; each entry is named after what it leaves."""
 
