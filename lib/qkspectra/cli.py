@@ -41,10 +41,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random sequences and of the null.")]
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"qkspectra {installed('qkspectra')}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()
