@@ -1,6 +1,7 @@
 """The running model, loaded by Transformers from files that are already on this machine."""
 
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -12,15 +13,17 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from transformers.utils import logging
 
 from qkspectra.errors import InputError
-from qkspectra.weights.families import repair
+from qkspectra.weights.families import check_json, repair
 
 
 def read_config(folder: Path, gguf_file: str | None = None) -> PreTrainedConfig:
     """The Transformers configuration in a folder; code that comes with it is never run.
 
     Raises:
-        InputError: a family that Transformers itself does not know, or fields that it does not accept.
+        InputError: an unsupported family, or fields that are missing or that Transformers does not accept.
     """
+    if gguf_file is None:
+        check_json(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     try:
         with _quiet():
             return AutoConfig.from_pretrained(

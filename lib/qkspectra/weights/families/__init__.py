@@ -4,13 +4,15 @@ A family is proven by its scores: `qkspectra.verify` rebuilds them and compares 
 Everything else is refused by name.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from qkspectra.errors import InputError
 from qkspectra.weights.families import absolute, alibi, fused, rope
 from qkspectra.weights.families.common import Config, Family, LayerTensors
-from qkspectra.weights.families.unsupported import REASONS, check_options
+from qkspectra.weights.families.unsupported import REASONS, check_options, check_stated
 from qkspectra.weights.layout import LayerQK, ModelLayout
 from qkspectra.weights.reader import Tensors
 
@@ -29,6 +31,15 @@ def family_of(model_type: str) -> Family:
     except KeyError:
         reason = f": it has {REASONS[model_type]}" if model_type in REASONS else ""
         raise InputError(f"models of type {model_type} are not supported{reason}") from None
+
+
+def check_json(fields: dict[str, Any]) -> None:
+    """Checks the content of a `config.json` for what is lost once a configuration object has filled in its defaults.
+
+    Raises:
+        InputError: an unsupported family, or one whose rotation or scale is not stated and would be a guess.
+    """
+    check_stated(fields, family_of(fields["model_type"]))
 
 
 def model_layout(config: Config) -> ModelLayout:
@@ -54,7 +65,10 @@ def read_layer(config: Config, tensors: Tensors, layer: int) -> LayerQK:
     if not 0 <= layer < layout.n_layers:
         raise InputError(f"there is no layer {layer}: the model has layers 0 to {layout.n_layers - 1}")
     family = family_of(config.model_type)
-    return family.read(config, layout, LayerTensors(tensors, family, layer))
+    mine = LayerTensors(tensors, family, layer)
+    read = family.read(config, layout, mine)
+    mine.check_rest()
+    return read
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:

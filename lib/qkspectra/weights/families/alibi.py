@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qkspectra.errors import InputError
 from qkspectra.weights import rotary
-from qkspectra.weights.families.common import Config, Family, LayerTensors, by_head, grouped, sizes
+from qkspectra.weights.families.common import BASE, Config, Family, LayerTensors, by_head, grouped, sizes
 from qkspectra.weights.families.rope import flat_parameters
 from qkspectra.weights.layout import LayerQK, ModelLayout, Norm
 
@@ -71,7 +71,6 @@ def _mpt_layout(c: Config) -> ModelLayout:
 
 
 def _mpt(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
-    t.optional("attn.Wqkv.bias", False, 3 * m.d_model)
     query, key, _ = t.get("attn.Wqkv.weight", 3 * m.d_model, m.d_model).split(m.d_model)
     return LayerQK(
         layer=t.layer,
@@ -147,5 +146,6 @@ FAMILIES = {
         "transformer", "h", "self_attention", _falcon_layout, _falcon,
         frozenset({"alibi", "bias", "multi_query", "num_kv_heads", "new_decoder_architecture", "parallel_attn",
                    "rope_parameters"}),
+        (BASE,),
     ),
 }  # fmt: skip

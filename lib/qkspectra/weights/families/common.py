@@ -1,7 +1,8 @@
 """What the readers of all families share: a family's entry, the tensors of one layer, sizes and norms."""
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,6 +13,17 @@ from torch import Tensor
 from qkspectra.errors import InputError
 from qkspectra.weights.layout import LayerQK, ModelLayout, Norm
 from qkspectra.weights.reader import Tensors
+
+# Values, output projections, and buffers that older versions of Transformers saved.
+_VALUE_SIDE = re.compile(
+    r"((v|o|out|c)_proj|value|dense|output\.dense)\.(weight|bias)|bias|masked_bias|causal_mask|(\w+\.)?inv_freq"
+)
+
+BASE = ("rope_theta",)
+"""How a `config.json` states the base of the rotary frequencies."""
+
+PARTIAL = ("partial_rotary_factor",)
+"""How it states the rotated share of each head."""
 
 Config = Any
 """A Transformers configuration."""
@@ -28,6 +40,8 @@ class Family:
         layout: sizes and position scheme, from the configuration alone.
         read: the layer's queries and keys.
         options: names of configuration entries about attention or positions that `layout` and `read` honour.
+        stated: what `config.json` has to say itself, each in one of several spellings (`a.b` inside `rope_parameters`),
+            since the default that would be put in its place changes the scores.
     """
 
     base: str
@@ -36,6 +50,7 @@ class Family:
     layout: Callable[[Config], ModelLayout]
     read: Callable[[Config, ModelLayout, "LayerTensors"], LayerQK]
     options: frozenset[str] = frozenset()
+    stated: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,40 +60,51 @@ class LayerTensors:
     tensors: Tensors
     family: Family
     layer: int
+    asked: set[str] = field(default_factory=set)
 
     def get(self, name: str, *shape: int) -> Float64[Tensor, "*shape"]:
         """The tensor `name` of this layer, e.g. `self_attn.q_proj.weight`.
 
         Raises:
-            InputError: it is missing or its shape is not the one the configuration calls for.
+            InputError: it is missing, quantised, or its shape is not the one the configuration calls for.
         """
-        full = self._find(name)
+        inside = f"{self.family.blocks}.{self.layer}.{name}"
+        spellings = (f"{self.family.base}.{inside}", inside)
+        for full in spellings:
+            module = full.removesuffix("weight")
+            beside = sorted(n for n in self._known if n.startswith(module) and n not in (full, f"{module}bias"))
+            if beside:
+                raise InputError(
+                    f"{beside[0]} stands for quantised or adapted weights: give the original or merged ones"
+                )
+        full = next((full for full in spellings if full in self._known), None)
         if full is None:
-            packed = name.removesuffix("weight")
-            if any(self._find(packed + part) for part in ("qweight", "weight_packed", "weight_scale")):
-                raise InputError(f"{packed[:-1]} of layer {self.layer} is quantised: give the original weights")
-            raise InputError(f"the weights lack {name} of layer {self.layer}, which the configuration calls for")
+            raise InputError(f"the weights lack {spellings[0]}, which the configuration calls for: they do not match")
         stored = self.tensors.shape(full)
         if stored != shape:
             raise InputError(f"{full} has shape {stored} where the configuration calls for {shape}: they do not match")
+        self.asked.add(full)
         return self.tensors.get(full)
 
     def optional(self, name: str, expected: bool, *shape: int) -> Tensor | None:
-        """`get` where the configuration expects the tensor, else `None`, once the file agrees that it is absent."""
-        if expected:
-            return self.get(name, *shape)
-        full = self._find(name)
-        if full is not None:
-            raise InputError(f"the weights hold {full}, which the configuration does not call for: they do not match")
-        return None
+        """`get` where the configuration expects the tensor, else `None` (`check_rest` catches one that is there)."""
+        return self.get(name, *shape) if expected else None
+
+    def check_rest(self) -> None:
+        """Refuses a layer whose attention holds a tensor that was not read and that is not on the value side.
+
+        Raises:
+            InputError: naming the tensor, e.g. a bias, norm, gate or table that the configuration tells nothing of.
+        """
+        for base in (f"{self.family.base}.", ""):
+            attention = f"{base}{self.family.blocks}.{self.layer}.{self.family.attention}."
+            for full in sorted(self._known - self.asked):
+                if full.startswith(attention) and not _VALUE_SIDE.fullmatch(full.removeprefix(attention)):
+                    raise InputError(f"the weights hold {full}, which the configuration tells nothing of: refused")
 
     @cached_property
     def _known(self) -> frozenset[str]:
         return frozenset(self.tensors.names())
-
-    def _find(self, name: str) -> str | None:
-        inside = f"{self.family.blocks}.{self.layer}.{name}"
-        return next((full for full in (f"{self.family.base}.{inside}", inside) if full in self._known), None)
 
     def norm(
         self,

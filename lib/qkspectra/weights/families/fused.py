@@ -1,7 +1,7 @@
 """Families with rotary positions and one projection for query, key and value: GPT-NeoX, Phi-3, CodeGen."""
 
 from qkspectra.weights import rotary
-from qkspectra.weights.families.common import Config, Family, LayerTensors, by_head, grouped
+from qkspectra.weights.families.common import BASE, PARTIAL, Config, Family, LayerTensors, by_head, grouped
 from qkspectra.weights.families.rope import GPTJ_BASE, gptj_layout, rope_layout
 from qkspectra.weights.layout import LayerQK, ModelLayout
 
@@ -64,11 +64,13 @@ def _codegen(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
 
 FAMILIES = {
     "gpt_neox": Family(
-        "gpt_neox", "layers", "attention", _partial, _gpt_neox, frozenset({"rope_parameters", "attention_bias"})
+        "gpt_neox", "layers", "attention", _partial, _gpt_neox, frozenset({"rope_parameters", "attention_bias"}),
+        ((*BASE, "rotary_emb_base"), (*PARTIAL, "rotary_pct")),
     ),
     "phi3": Family(
         "model", "layers", "self_attn", _partial, _phi3,
         frozenset({"rope_parameters", "sliding_window", "original_max_position_embeddings", "partial_rotary_factor"}),
+        (BASE,),
     ),
-    "codegen": Family("transformer", "h", "attn", gptj_layout, _codegen, frozenset({"rotary_dim"})),
+    "codegen": Family("transformer", "h", "attn", gptj_layout, _codegen, frozenset({"rotary_dim"}), (("rotary_dim",),)),
 }  # fmt: skip

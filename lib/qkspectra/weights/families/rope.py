@@ -9,6 +9,8 @@ import torch
 from qkspectra.errors import InputError
 from qkspectra.weights import rotary
 from qkspectra.weights.families.common import (
+    BASE,
+    PARTIAL,
     Config,
     Family,
     LayerTensors,
@@ -247,6 +249,13 @@ _GEMMA = (
     "use_bidirectional_attention",
 )
 
+_GEMMA2_STATED = (("query_pre_attn_scalar",), ("attn_logit_softcapping",))
+_GEMMA3_STATED = (
+    ("query_pre_attn_scalar",),
+    ("rope_theta", "full_attention.rope_theta"),
+    ("rope_local_base_freq", "sliding_attention.rope_theta"),
+)
+
 GPTJ_BASE = {"rope_type": "default", "rope_theta": 10000.0}
 """GPT-J and CodeGen have no setting for it: https://github.com/kingoflolz/mesh-transformer-jax."""
 
@@ -261,8 +270,8 @@ def _gptj(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
     return separate(c, m, t, bias=False, input_norm=norm, path="attn", parameters=GPTJ_BASE, interleaved=True)
 
 
-def _family(layout: Callable, read: Callable, *options: str) -> Family:
-    return Family("model", "layers", "self_attn", layout, read, frozenset({"rope_parameters", *options}))
+def _family(layout: Callable, read: Callable, *options: str, stated: tuple[tuple[str, ...], ...] = (BASE,)) -> Family:
+    return Family("model", "layers", "self_attn", layout, read, frozenset({"rope_parameters", *options}), stated)
 
 
 FAMILIES = {
@@ -271,14 +280,16 @@ FAMILIES = {
     "qwen2": _family(_free_width, _qwen2, *_WINDOWED),
     "qwen3": _family(_free_width, _qwen3, "attention_bias", *_WINDOWED),
     "gemma": _family(_gemma_layout, _gemma, "attention_bias", "use_bidirectional_attention"),
-    "gemma2": _family(_gemma_layout, _gemma2, "attention_bias", *_GEMMA),
-    "gemma3_text": _family(_gemma3_layout, _gemma3, "attention_bias", *_GEMMA),
-    "phi": _family(_partial, _phi, "qk_layernorm"),
-    "stablelm": _family(_partial, _stablelm, "qk_layernorm", "use_qkv_bias"),
+    "gemma2": _family(_gemma_layout, _gemma2, "attention_bias", *_GEMMA, stated=(BASE, *_GEMMA2_STATED)),
+    "gemma3_text": _family(_gemma3_layout, _gemma3, "attention_bias", *_GEMMA, stated=_GEMMA3_STATED),
+    "phi": _family(_partial, _phi, "qk_layernorm", stated=(BASE, PARTIAL)),
+    "stablelm": _family(_partial, _stablelm, "qk_layernorm", "use_qkv_bias", stated=(BASE, PARTIAL)),
     "cohere": _family(_fixed_width, _cohere, "attention_bias", "use_qk_norm"),
     "olmo": _family(_fixed_width, _olmo, "attention_bias", "clip_qkv"),
     "olmo2": _family(_fixed_width, _olmo2, "attention_bias"),
-    "granite": _family(_fixed_width, _granite, "attention_bias", "attention_multiplier"),
+    "granite": _family(
+        _fixed_width, _granite, "attention_bias", "attention_multiplier", stated=(BASE, ("attention_multiplier",))
+    ),
     "starcoder2": _family(_fixed_width, _starcoder2, "use_bias", "sliding_window"),
-    "gptj": Family("transformer", "h", "attn", gptj_layout, _gptj, frozenset({"rotary_dim"})),
+    "gptj": Family("transformer", "h", "attn", gptj_layout, _gptj, frozenset({"rotary_dim"}), (("rotary_dim",),)),
 }

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from qkspectra.errors import InputError
-from qkspectra.weights.families.common import Config, Family
+from qkspectra.weights.families.common import BASE, Config, Family
 
 _REASONS = {
     "a learned relative-position bias": ("t5", "mt5", "umt5", "longt5", "udop", "switch_transformers", "mpnet"),
@@ -50,6 +50,32 @@ _AT_VALUE: dict[str, Any] = {
     "full_attn_mod": 1,
     "learned_pos_emb": True,
 }
+
+
+# Before this version of Transformers these families had one base, 10000, and no way to state it.
+_BASE_WAS_FIXED = {"llama": (4, 33), "falcon": (4, 33)}
+
+
+def check_stated(fields: dict[str, Any], family: Family) -> None:
+    """Refuses a `config.json` that leaves out what its family cannot do without (`Family.stated`).
+
+    Raises:
+        InputError: naming the entry to add.
+    """
+    rotary = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    nested = {f"{kind}.{name}" for kind, inner in rotary.items() if isinstance(inner, dict) for name in inner}
+    entries = fields.keys() | rotary.keys() | nested
+    for spellings in family.stated:
+        if spellings == BASE and (fields.get("alibi") or _base_was_fixed(fields)):
+            continue
+        if not entries.intersection(spellings):
+            raise InputError(f"config.json does not state {' or '.join(spellings)}, and a default may be wrong: add it")
+
+
+def _base_was_fixed(fields: dict[str, Any]) -> bool:
+    version = re.match(r"(\d+)\.(\d+)", str(fields.get("transformers_version", "")))
+    first = _BASE_WAS_FIXED.get(fields["model_type"])
+    return bool(version and first and tuple(map(int, version.groups())) < first)
 
 
 def check_options(config: Config, family: Family) -> None:
