@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -12,8 +13,16 @@ from pathlib import Path
 
 from ci.failure import BuildError
 
-DATA = ("*.yml", "profiles/*.yml")
-"""The data files of `book/` that chapters may read."""
+
+def data_files(book: Path) -> list[Path]:
+    """The files of `book/` that chapters may read: everything but pages, their other halves and what they write."""
+    return [
+        path
+        for path in sorted(book.rglob("*"))
+        if path.is_file()
+        and path.suffix not in {".md", ".ipynb", ".bib"}
+        and not {"figures", "results", ".ipynb_checkpoints"} & set(path.relative_to(book).parts)
+    ]
 
 
 def is_notebook(source: Path) -> bool:
@@ -23,9 +32,7 @@ def is_notebook(source: Path) -> bool:
 
 def cache_key(root: Path, source: Path, parameters: dict[str, str], device: str) -> str:
     """SHA-256 over notebook, parameters, library, data, lock, interpreter and device."""
-    book = root / "book"
-    files = [source, root / "requirements.lock", *(root / "lib").rglob("*.py")]
-    files += [path for pattern in DATA for path in book.glob(pattern)]
+    files = [source, root / "requirements.lock", *(root / "lib").rglob("*.py"), *data_files(root / "book")]
     digest = hashlib.sha256()
     digest.update(json.dumps([parameters, device, platform.python_version()], sort_keys=True).encode())
     for path in sorted(files):
@@ -50,11 +57,12 @@ def execute(root: Path, source: Path, parameters: dict[str, str], cache: Path, d
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache) as temporary:
         work = Path(temporary) / "work"
         work.mkdir()
-        for pattern in DATA:
-            for path in (root / "book").glob(pattern):
-                copy = work / path.relative_to(root / "book")
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copyfile(path, copy)
+        for path in data_files(root / "book"):
+            copy = work / path.relative_to(root / "book")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        (root / "results").mkdir(exist_ok=True)
+        (work / "results").symlink_to(root / "results")  # a store addressed by content: equal results are computed once
         run_notebook(source, work / f"{name}.ipynb", parameters, work)
         finished = Path(temporary) / "finished"
         finished.mkdir()
@@ -76,6 +84,7 @@ def run_notebook(source: Path, target: Path, parameters: dict[str, str], folder:
     import jupytext
     import papermill
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
     notebook = jupytext.read(source)
     with tempfile.TemporaryDirectory(prefix="notebook-") as temporary:
@@ -86,10 +95,16 @@ def run_notebook(source: Path, target: Path, parameters: dict[str, str], folder:
             raise BuildError(f"{source.name} declares no parameter {', '.join(unknown)}: it would be ignored")
         try:
             papermill.execute_notebook(
-                prepared, output, parameters=parameters, cwd=folder, kernel_name="python3", progress_bar=False
+                prepared,
+                output,
+                parameters=parameters,
+                cwd=folder,
+                kernel_name="python3",
+                progress_bar=False,
+                config=Config(KernelManager={"transport": "ipc"}),  # sockets of this user, not ports of the machine
             )
         except PapermillExecutionError as problem:
-            trace = "\n".join(problem.traceback[-12:]) if problem.traceback else ""
+            trace = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(problem.traceback or []))
             raise BuildError(f"{source.name}: a cell fails with {problem.ename}: {problem.evalue}\n{trace}") from None
         staged = target.with_suffix(".part")
         shutil.copyfile(output, staged)

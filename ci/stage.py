@@ -116,5 +116,5 @@ def copy_figures(source: Path, target: Path) -> None:
 def configuration(root: Path, build: Build) -> str:
     """`_config.yml` with the version of this build."""
     config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
-    config["sphinx"]["config"] |= {"version": build.version, "release": f"{build.version} ({build.commit})"}
+    config["sphinx"]["config"] |= {"version": build.version, "release": build.version}
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)

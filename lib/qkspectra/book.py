@@ -66,8 +66,9 @@ Rules, each checked by the build:
   object whose representation would be printed.
 - Figures are saved twice, as `figures/<name>.svg` and `figures/<name>.pdf`; start the name with the chapter's, and give
   every one a `:name:`, an `:alt:`, a caption and a reference in the text.
-- Cells run in a folder of their own beside copies of the data files of `book/` (`profiles/`, `*.yml`): read those by
-  relative path and nothing else from the source tree.
+- Cells run in a folder of their own beside copies of the data files of `book/` (`profiles/`, `*.yml`, …): read those by
+  relative path and nothing else from the source tree. `results/` there is the store that lasts from build to build:
+  `Store(Path("results"))`.
 - Labels begin with `eq-`, `fig-`, `tab-` or `sec-`. Cite from `book/references.bib`.
 """
 
