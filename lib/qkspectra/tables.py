@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pandas as pd
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from qkspectra.errors import InputError
@@ -51,7 +52,7 @@ def as_json(frame: pd.DataFrame) -> str:
     return json.dumps(rows, indent=1, allow_nan=False)
 
 
-def strongest(audit: pd.DataFrame) -> Table:
+def strongest(audit: pd.DataFrame) -> Group:
     """The heads of an audit that score highest as previous-token and as induction heads.
 
     Without behaviour columns, the heads whose eigen-rotation lies furthest above and below the null.
@@ -78,21 +79,22 @@ def strongest(audit: pd.DataFrame) -> Table:
         "phase": ("phase_energy", ".3f"),
     }
     first = audit.iloc[0]
-    table = Table(
-        box=None,
-        pad_edge=False,
-        title=f"{first['model']}: {first['scheme']}, {len(audit)} heads, convention {first['convention']}",
-        caption=f"median eigen-rotation {audit['eigen_rotation'].median():.3f}; z: deviations from the Gaussian null",
-    )
-    table.add_column("head", no_wrap=True)
-    for heading in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+    shown: list[RenderableType] = [
+        f"{first['model']}: {first['scheme']}, {len(audit)} heads, convention {first['convention']}"
+    ]
     for part, heads in parts.items():
-        table.add_row(f"[bold]{part}")
+        # A table of its own for each part: a long label in the first column would squeeze the numbers.
+        table = Table(box=None, pad_edge=False, title=f"\n{part}", title_justify="left")
+        table.add_column("head", no_wrap=True)
+        for heading in columns:
+            table.add_column(heading, justify="right", no_wrap=True)
         for _, row in heads.iterrows():
             cells = [_cell(row[name], form) for name, form in columns.values()]
             table.add_row(f"L{row['layer']}H{row['head']}", *cells)
-    return table
+        shown.append(table)
+    median = audit["eigen_rotation"].median()
+    shown.append(f"\nmedian eigen-rotation {median:.3f}; z: standard deviations from the Gaussian null")
+    return Group(*shown)
 
 
 def before_and_after(effects: pd.DataFrame) -> Table:
