@@ -75,11 +75,11 @@ def models(as_json: Json = False) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "model", "positions", "attention", "licence", "MB", "cached"):
-        table.add_column(column, justify="right" if column == "MB" else "left", overflow="fold")
+    for column in ("name", "model", "positions", "licence", "MB", "cached"):
+        table.add_column(column, justify="right" if column == "MB" else "left")
     for e, cached in entries:
         megabytes = f"{e.size / 1e6:.0f}"
-        row = (e.name, e.title, e.scheme, e.attention, e.licence, megabytes, "yes" if cached else "no")
+        row = (e.name, e.title, e.scheme, e.licence, megabytes, "yes" if cached else "no")
         table.add_row(*row)
     Console().print(table)
 
