@@ -3,12 +3,17 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatch
 from pathlib import Path
+
+from huggingface_hub import HfApi, errors
+from huggingface_hub.utils import disable_progress_bars, logging
 
 from qkspectra.errors import InputError
 
 # Configuration and safetensors under the names that Transformers loads: no pickles, no code, no second copy.
 _PATTERNS = ["config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
+_PATIENCE = 10.0  # seconds for the Hub's first answer
 
 
 class UnknownRepoError(Exception):
@@ -28,20 +33,24 @@ def fetch(name: str, revision: str | None) -> tuple[Path, str]:
         UnknownRepoError, UnreachableError: as they say.
         InputError: unknown revision, a gated repository, a full disk, or one without safetensors.
     """
-    from huggingface_hub import HfApi, errors
-
     api = HfApi()
     try:
         with _quiet():
-            resolved = api.resolve_revision(name, revision=revision)
-            folder = Path(api.snapshot_download(name, revision=resolved, allow_patterns=_PATTERNS))
+            listing = _listing(api, name, revision)
+            if listing is not None:
+                _check_forms(name, listing)
+            folder = Path(
+                api.snapshot_download(
+                    name, revision=revision, allow_patterns=_PATTERNS, local_files_only=listing is None
+                )
+            )
     except errors.GatedRepoError:
         raise InputError(f"{name} is gated: accept its terms on the Hub, then run `hf auth login`") from None
     except errors.RevisionNotFoundError:
         raise InputError(f"{name} has no revision {revision}: give one of its branches, tags or commits") from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise UnknownRepoError(name) from None
-    except (errors.RevisionResolutionError, errors.LocalEntryNotFoundError):
+    except errors.LocalEntryNotFoundError:
         raise UnreachableError(name) from None
     except errors.HTTPError as error:
         raise InputError(f"the download of {name} broke off ({type(error).__name__}): run again, it resumes") from None
@@ -50,33 +59,44 @@ def fetch(name: str, revision: str | None) -> tuple[Path, str]:
             f"cannot keep {name} in the Hub's cache ({error.strerror or error}): make room there,"
             " or set HF_HOME to another folder"
         ) from None
-    if not any(folder.glob("*.safetensors")):
-        raise InputError(_without_safetensors(name, resolved.resolved))
-    return folder, resolved.resolved
+    if not any(folder.glob("*.safetensors")):  # a cache that another tool filled in part
+        raise UnreachableError(name)
+    return folder, folder.name
 
 
-def _without_safetensors(name: str, commit: str) -> str:
-    from huggingface_hub import errors, get_cached_repo_tree
+def _listing(api: HfApi, name: str, revision: str | None) -> list[str] | None:
+    """Names of a revision's files, `None` where nobody answers.
 
+    One question, asked once: the client itself would go on asking for half a minute.
+    """
     try:
-        files = [file.path for file in get_cached_repo_tree(name, revision=commit)]
-    except errors.CachedRepoTreeNotFoundError:  # a cache filled by another tool, and no network
-        raise UnreachableError(name) from None
+        siblings = api.model_info(name, revision=revision, timeout=_PATIENCE).siblings or []
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+        raise
+    except (errors.OfflineModeIsEnabled, errors.HTTPError):
+        return None
+    return [file.rfilename for file in siblings]
+
+
+def _check_forms(name: str, files: list[str]) -> None:
+    """Refuses a repository without safetensors, before anything of it is fetched."""
+    if any(fnmatch(file, pattern) for file in files for pattern in _PATTERNS if pattern.endswith(".safetensors")):
+        return
+    if "adapter_config.json" in files:
+        raise InputError(f"{name} is an adapter: merge it into its base model (merge_and_unload) and save that")
     if any(file.endswith(".gguf") for file in files):
-        return f"{name} holds GGUF files only: download the one you mean into a folder, and give the folder"
+        raise InputError(f"{name} holds GGUF files only: download the one you mean, and give the folder it lies in")
     if any(file.endswith((".bin", ".pt", ".pth", ".ckpt")) for file in files):
-        return (
+        raise InputError(
             f"{name} holds pickled weights only, which are not read; convert them where you trust them:"
             " AutoModel.from_pretrained(name).save_pretrained(folder), then give the folder"
         )
-    return f"{name} holds no safetensors: give a repository with a model's weights"
+    raise InputError(f"{name} holds no model.safetensors: give a repository with a model's weights")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps the client's remarks off standard error, and its progress bars too where no one is watching."""
-    from huggingface_hub.utils import disable_progress_bars, logging
-
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -1,0 +1,128 @@
+"""Models from the Hub, through the real client and a small Hub on this machine."""
+
+import huggingface_hub.constants
+import pytest
+from tests import hub as small_hub
+from tests.weights import tiny
+
+from qkspectra.errors import InputError
+from qkspectra.weights import hub, open_model, sources
+
+NAME = "someone/tiny-llama"
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    with small_hub.serving() as server:
+        point_to(server.url, monkeypatch)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    home = tmp_path_factory.mktemp("models")
+    return [tiny.save(home / str(hidden), "llama", hidden_size=hidden) for hidden in (48, 64)]
+
+
+def point_to(url, monkeypatch):
+    """As `HF_ENDPOINT` does, which the client reads once, when it is imported."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def disconnect(monkeypatch):
+    point_to("http://127.0.0.1:9", monkeypatch)  # the discard port: nothing listens
+
+
+def test_one_revision_serves_configuration_and_tensors(server, folders):
+    """A revision that reached only one of them would mix two models (transformers#21662)."""
+    commits = [server.put(NAME, folders[0], "step0"), server.put(NAME, folders[1], "main")]
+    old, new = open_model(NAME, "step0"), open_model(NAME)
+    assert [old.source.commit, new.source.commit] == commits
+    assert [old.source.revision, new.source.revision] == ["step0", None]
+    assert [old.layout.d_model, new.layout.d_model] == [48, 64]
+    assert [old.layer(0).wq.shape[-1], new.layer(0).wq.shape[-1]] == [48, 64]
+    assert [old.load().config.hidden_size, new.load().config.hidden_size] == [48, 64]
+    assert old.source.content_hash != new.source.content_hash
+    assert old.source.content_hash == sources.resolve(str(folders[0])).content_hash
+
+
+def test_only_configuration_and_safetensors_are_fetched(server, folders):
+    files = {file.name: file.read_bytes() for file in folders[0].iterdir()}
+    extra = ("modeling_tiny.py", "pytorch_model.bin", "onnx/model.onnx", "original/model.safetensors", "README.md")
+    server.put(NAME, files | dict.fromkeys(extra, b"x"))
+    source = sources.resolve(NAME)
+    assert sorted(path.name for path in source.folder.rglob("*")) == ["config.json", "model.safetensors"]
+    fetched = {request.rsplit("/", 1)[-1] for request in server.requests if "/resolve/" in request}
+    assert fetched == {"config.json", "model.safetensors"}
+
+
+def test_a_fetched_model_needs_no_network_afterwards(server, folders, monkeypatch):
+    commit = server.put(NAME, folders[0])
+    fetched = sources.resolve(NAME)
+    disconnect(monkeypatch)
+    assert sources.resolve(NAME) == fetched
+    assert sources.resolve(NAME, commit).folder == fetched.folder
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert sources.resolve(NAME) == fetched
+
+
+def test_a_moved_branch_is_followed(server, folders):
+    server.put(NAME, folders[0])
+    sources.resolve(NAME)
+    commit = server.put(NAME, folders[1])
+    assert sources.resolve(NAME).commit == commit
+
+
+def test_an_unknown_repository_is_named(server):
+    with pytest.raises(InputError, match=r"unknown model 'someone/no-such'.*no such Hub id"):
+        sources.resolve("someone/no-such")
+
+
+@pytest.mark.parametrize("revision", ["step7", "0" * 40])
+def test_an_unknown_revision_is_named(server, folders, revision):
+    server.put(NAME, folders[0])
+    with pytest.raises(InputError, match=f"no revision {revision}"):
+        sources.resolve(NAME, revision)
+
+
+def test_a_gated_repository_says_how_to_get_in(server, folders):
+    server.put(NAME, folders[0])
+    server.gated.add(NAME)
+    with pytest.raises(InputError, match="gated: accept its terms"):
+        sources.resolve(NAME)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("pytorch_model.bin", "pickled weights only"),
+        ("model.Q4_0.gguf", "GGUF files only"),
+        ("adapter_model.safetensors", "no model.safetensors"),
+        ("adapter_config.json", "is an adapter"),
+    ],
+)
+def test_a_repository_without_safetensors_is_refused_before_its_weights_are_fetched(server, file, message):
+    server.put(NAME, {"config.json": b'{"model_type": "llama"}', file: b"x"})
+    with pytest.raises(InputError, match=message):
+        sources.resolve(NAME)
+    assert not any(request.endswith(file) for request in server.requests)
+
+
+def test_no_network_is_one_question_and_one_line(server, monkeypatch):
+    disconnect(monkeypatch)
+    with pytest.raises(InputError, match=r"the Hub cannot be reached.*did you mean smollm2-135m") as caught:
+        sources.resolve("smollm2-130m")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cache_that_lacks_the_weights_does_not_pass_for_the_model(server, folders, monkeypatch):
+    """Another tool may have fetched the configuration alone."""
+    files = {"config.json": (folders[0] / "config.json").read_bytes()}
+    commit = server.put(NAME, files | {"model.safetensors": b"x"})
+    huggingface_hub.hf_hub_download(NAME, "config.json", revision=commit)
+    disconnect(monkeypatch)
+    with pytest.raises(hub.UnreachableError):
+        hub.fetch(NAME, commit)
