@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from typer.testing import CliRunner
 
+import qkspectra
 from qkspectra.behaviour import behaviour
 from qkspectra.cli import app
 from qkspectra.errors import InputError
@@ -147,7 +148,7 @@ def test_the_command_line_shows_the_strongest_heads(folders):
         (["--out", "no/such/folder/heads.csv"], "make it first"),
         (["--convention", "folded"], "unknown convention"),
         (["--convention", "centred"], "RMS norm"),
-        (["--revision", "main"], "Hub id only"),
+        (["--revision", "main"], "only with a Hub id"),
         (["--seed", "-1"], "--seed"),
     ],
 )
@@ -215,3 +216,46 @@ def test_wrong_ablations_exit_with_one_line(folders, family, layer, head, channe
     assert result.exit_code == 2
     assert len(result.stderr.strip().splitlines()) == 1
     assert says in result.stderr
+
+
+def head(table, layer, number):
+    return table[(table["layer"] == layer) & (table["head"] == number)].squeeze()
+
+
+def test_smollm2_reproduces_its_anchors():
+    weights = qkspectra.open_model("smollm2-135m")
+    table = qkspectra.audit(weights, batch=4, samples=120)
+    assert len(table) == 270
+    assert table["eigen_rotation"].median() == pytest.approx(0.533, abs=5e-4)
+    for layer, number, rotation, previous in [
+        (16, 0, 0.637, 0.90),
+        (11, 1, 0.586, 0.85),
+        (2, 1, 0.647, 0.72),
+        (22, 1, 0.706, 0.63),
+    ]:
+        assert head(table, layer, number).eigen_rotation == pytest.approx(rotation, abs=5e-4)
+        assert head(table, layer, number).previous_token == pytest.approx(previous, abs=0.03)
+    assert table["previous_token"].idxmax() == 16 * 9
+    assert table["induction"].idxmax() == 18 * 9 + 6
+    assert head(table, 18, 6).eigen_rotation == pytest.approx(0.149, abs=5e-4)
+    assert head(table, 18, 6).induction == pytest.approx(0.90, abs=0.03)
+
+    effects = qkspectra.ablations(weights, [(16, 0), (11, 1)], ["phase"], batch=4)
+    carrier, spare = effects.to_dict(orient="records")
+    assert carrier["previous_token_after"] == pytest.approx(0.01, abs=0.01)
+    assert carrier["induction_before"] == pytest.approx(0.650, abs=0.03)
+    assert carrier["induction_after"] == pytest.approx(0.176, abs=0.06)
+    assert carrier["loss_second_before"] < 3.5
+    assert carrier["loss_second_after"] > 8
+    assert spare["previous_token_after"] < 0.2
+    assert abs(spare["loss_second_after"] - spare["loss_second_before"]) < 0.4
+
+
+def test_minilm_reproduces_its_anchors():
+    table = qkspectra.audit(qkspectra.open_model("minilm-l6"), batch=4, samples=120)
+    assert len(table) == 72
+    strongest = table.loc[table["previous_token"].idxmax()]
+    assert (strongest.layer, strongest["head"]) == (0, 2)
+    assert strongest.previous_token == pytest.approx(0.99, abs=0.01)
+    assert strongest.eigen_rotation == pytest.approx(0.313, abs=5e-4)
+    assert strongest.antisymmetric_energy == pytest.approx(0.394, abs=5e-4)

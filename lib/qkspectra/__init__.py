@@ -7,6 +7,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "errors": ["InputError"],
+        "studies.audit": ["ablations", "audit"],
         "weights": ["Weights", "open_model"],
     },
 )
