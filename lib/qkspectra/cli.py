@@ -24,16 +24,14 @@ class _OneLine(TyperGroup):
         except (InputError, TyperException) as error:
             line = error.format_message() if isinstance(error, TyperException) else str(error)
         except OSError as error:
-            line = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            line = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
         else:
             sys.exit(code)
         typer.echo("qkspectra: " + " ".join(line.split()), err=True)
         sys.exit(2)
 
 
-app = typer.Typer(
-    cls=_OneLine, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True
-)
+app = typer.Typer(cls=_OneLine, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, local folder, or Hub id.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
@@ -48,8 +46,9 @@ def _print_version(wanted: bool) -> bool:
     return wanted
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -59,6 +58,8 @@ def _options(
     MODEL is a catalogue name (see `qkspectra models`), a local folder with config.json and safetensors (or a GGUF
     file), or a Hugging Face Hub id. Exit status 2 and one line on standard error mean that the input is at fault.
     """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()
@@ -112,8 +113,8 @@ def audit(
 
     if out is not None:
         tables.check_path(out)
+    weights = open_model(model, revision)
     with _status() as say:
-        weights = open_model(model, revision)
         heads = study.audit(weights, seed=seed, static_only=static_only, convention=convention, say=say)
     if out is None:
         Console().print(tables.strongest(heads))
@@ -142,8 +143,8 @@ def ablate(
     from qkspectra.studies import audit as study
     from qkspectra.weights import open_model
 
+    weights = open_model(model, revision)
     with _status() as say:
-        weights = open_model(model, revision)
         effects = study.ablations(weights, [(layer, head)], [channel], seed=seed, say=say)
     if as_json:
         typer.echo(tables.as_json(effects))
@@ -156,7 +157,7 @@ def _status() -> Iterator[Callable[[str], None]]:
     """Says on one line of standard error, where a person is watching, what is being done."""
     from rich.console import Console
 
-    with Console(stderr=True).status("opening the model") as status:
+    with Console(stderr=True).status("starting") as status:
         yield status.update
 
 
