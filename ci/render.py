@@ -46,6 +46,7 @@ def jupyter_book(staging: Path, output: Path, builder: str, epoch: int) -> Path:
     command = [str(program), "build", str(staging), "--path-output", str(output)]
     command += ["-W", "-n", "--keep-going", "--all", "--builder", builder]
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "FORCE_SOURCE_DATE": "1"}
+    environment["PYTHONPATH"] = str(Path(__file__).resolve().parent.parent)  # for the extension ci.rootpage
     log = output / "build.log"
     with log.open("wb") as stream:
         finished = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, check=False)

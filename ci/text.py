@@ -15,6 +15,8 @@ INVISIBLE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 DECIMAL = re.compile(r"(?<![\w.,])[-−+]?\d+\.\d+")
+NARROW = 28
+"""Characters up to which a column of text is not wrapped in the PDF."""
 LABEL = re.compile(r"\b(?:fig|tab)-[a-z0-9-]+")
 
 
@@ -86,7 +88,14 @@ def table_markdown(table: dict) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     rule = "|" + "|".join("---:" if side == "right" else ":---" for side in table["align"]) + "|"
-    spec = "".join("r" if side == "right" else "l" for side in table["align"])
+    wide = [max(map(len, column)) > NARROW for column in zip(*table["rows"], strict=True)]
+    letters = {
+        ("left", False): "l",
+        ("left", True): "L",
+        ("right", False): "R",
+        ("right", True): "R",
+    }  # tabulary's wrap
+    spec = "".join(letters[side, broad] for side, broad in zip(table["align"], wide, strict=True))
     body = "\n".join([row(table["headings"]), rule, *(row(cells) for cells in table["rows"])])
     return (
         f"```{{tabularcolumns}} {spec}\n```\n\n"

@@ -89,6 +89,8 @@ from qkspectra.errors import InputError
 VALUES_MIME = "application/vnd.qkspectra.values+json"
 TABLE_MIME = "application/vnd.qkspectra.table+json"
 EMPTY = "–"
+TABLE_ROWS = 30
+"""More fill a page of the PDF, and LaTeX sets them in another kind of table."""
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -149,21 +151,21 @@ def table(frame: pd.DataFrame, name: str, caption: str, columns: Mapping[str, tu
     """Put a numbered table here, one row per row of `frame`.
 
     Args:
-        frame: tidy results; missing values are printed as an en dash.
+        frame: tidy results, at most `TABLE_ROWS` rows; missing values are printed as an en dash, text is MyST.
         name: label for `{numref}`, beginning with `tab-`.
         caption: one or two sentences; MyST, `{{ key }}` included.
         columns: for each column to show, in order, its heading and its format (`".3f"`, `"d"`, or `"s"` for text, which
             stands left; numbers stand right).
 
     Raises:
-        InputError: a column that is not in the frame, no rows, a bad label, or a value its format does not fit.
+        InputError: a column that is not in the frame, no rows or too many, a bad label, or a value its format does not fit.
     """
     if not re.fullmatch(r"tab-[a-z0-9-]+", name):
         raise InputError(f"the table label {name!r} should look like 'tab-strongest-heads'")
     if missing := [column for column in columns if column not in frame.columns]:
         raise InputError(f"the table {name} asks for columns that its frame lacks: {', '.join(missing)}")
-    if frame.empty:
-        raise InputError(f"the table {name} has no rows")
+    if not 0 < len(frame) <= TABLE_ROWS:
+        raise InputError(f"the table {name} has {len(frame)} rows: show 1 to {TABLE_ROWS} of them")
     rows = [
         [format_value(_plain(value), spec) for value, (_, spec) in zip(row, columns.values(), strict=True)]
         for row in frame[list(columns)].itertuples(index=False, name=None)
