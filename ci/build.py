@@ -22,7 +22,8 @@ from ci.failure import BuildError
 from ci.text import substitute
 from ci.version import Build, identify
 
-ROOT = Path(__file__).resolve().parent.parent
+CODE = Path(__file__).resolve().parent
+ROOT = CODE.parent
 
 
 def stage_book(root: Path, build: Build, output: Path) -> Path:
@@ -51,8 +52,8 @@ def stage_book(root: Path, build: Build, output: Path) -> Path:
     BuildError.unless_empty(faults + stage.reference_faults(documents))
     shutil.copyfile(root / "book" / "references.bib", staging / "book" / "references.bib")
     shutil.copyfile(root / "_toc.yml", staging / "_toc.yml")
-    shutil.copytree(root / "ci" / "latex", staging / "latex")
-    shutil.copytree(root / "ci" / "html", staging / "html")
+    shutil.copytree(CODE / "latex", staging / "latex")
+    shutil.copytree(CODE / "html", staging / "html")
     render.copy_mathjax(staging / "html" / "mathjax")
     (staging / "_config.yml").write_text(stage.configuration(root, build), encoding="utf-8")
     return staging
@@ -60,11 +61,11 @@ def stage_book(root: Path, build: Build, output: Path) -> Path:
 
 def digest(root: Path, staging: Path) -> str:
     """SHA-256 of everything that the rendering reads: staged files, this code, the lock."""
+    named = {f"staging/{path.relative_to(staging)}": path for path in staging.rglob("*") if path.is_file()}
+    named |= {f"ci/{path.name}": path for path in CODE.glob("*.py")} | {"lock": root / "requirements.lock"}
     total = hashlib.sha256()
-    files = [*staging.rglob("*"), *(root / "ci").rglob("*.py"), root / "requirements.lock"]
-    for path in sorted(path for path in files if path.is_file()):
-        total.update(f"\0{path.relative_to(root if root in path.parents else staging)}\0".encode())
-        total.update(hashlib.sha256(path.read_bytes()).digest())
+    for name, path in sorted(named.items()):
+        total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
     return total.hexdigest()
 
 

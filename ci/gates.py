@@ -63,7 +63,7 @@ def page_faults(page: BeautifulSoup, name: str, build: Build) -> list[str]:
         found.append(f"HTML: {name} does not say which build it is")
     for picture in article.select("img"):
         alt, source = picture.get("alt", "").strip(), picture.get("src", "")
-        if len(alt) < 10 or Path(source).stem in alt:
+        if len(alt) < 10 or Path(source).name in alt:
             found.append(f"HTML: {name}: the picture {source} has no alt text that describes it")
     loads = [(tag.name, tag.get("src") or tag.get("data") or "") for tag in page.select("[src], object[data]")]
     loads += [("link", tag.get("href", "")) for tag in page.select("link") if LOADING_LINKS & set(tag.get("rel", []))]
@@ -73,7 +73,7 @@ def page_faults(page: BeautifulSoup, name: str, build: Build) -> list[str]:
     for hidden in visible.select(".math, pre, code, script, style, noscript"):
         hidden.extract()
     for pattern, what in ((PLACEHOLDERS, "placeholder"), (RAW_TEX, "raw TeX")):
-        found += [f"HTML: {name}: {what} {match[0]!r}" for match in pattern.finditer(visible.get_text())]
+        found += [f"HTML: {name}: {what} {match[0]!r}" for match in pattern.finditer(visible.get_text(" "))]
     return found
 
 
