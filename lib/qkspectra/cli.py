@@ -152,6 +152,49 @@ def ablate(
         Console().print(tables.before_and_after(effects))
 
 
+@app.command()
+def train(
+    scheme: Annotated[str, typer.Option(help="Where position enters: rope, absolute or alibi.")],
+    ban: Annotated[str, typer.Option(help="What is imposed on every head, from the first step.")] = "none",
+    layer: Annotated[str, typer.Option(help="Where: 0, 1 or both.")] = "both",
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 8,
+    cap: Annotated[int, typer.Option(help="Steps after which a run that has not formed is censored.")] = 2500,
+    workers: Annotated[int, typer.Option(help="Processes, of one thread each.")] = 1,
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where each seed's result is kept.")] = Path(
+        "results"
+    ),
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every evaluation to a .csv, .parquet or .json file.")
+    ] = None,
+) -> None:
+    """Train two-layer toy models that form the induction circuit, with or without a ban on their operators.
+
+    A seed that has finished is kept and never run again: the same command continues where a stopped one was killed.
+    """
+    from rich.console import Console
+
+    from qkspectra import tables
+    from qkspectra.compute import processes, run
+    from qkspectra.store import Store
+    from qkspectra.studies import training
+
+    if out is not None:
+        tables.check_path(out)
+    unit = training.condition(scheme, ban, layer, seeds, cap=cap)
+    store = Store(results)
+    with _status() as say, processes(workers) as executor:
+        run(
+            training.split(unit, training.ENSEMBLE),
+            store,
+            executor,
+            lambda done, total, label: say(f"training: {done} of {total} parts done"),
+        )
+    if out is None:
+        Console().print(tables.formed(training.formations([unit], store)))
+    else:
+        tables.write(unit.table(store), out)
+
+
 @contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
     """Says on one line of standard error, where a person is watching, what is being done."""

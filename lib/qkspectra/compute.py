@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from qkspectra.errors import InputError
 from qkspectra.store import Store
 
 
+@runtime_checkable
 class Unit(Protocol):
     """A piece of work that can be pickled."""
 

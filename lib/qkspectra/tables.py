@@ -116,5 +116,26 @@ def before_and_after(effects: pd.DataFrame) -> Table:
     return table
 
 
+def formed(runs: pd.DataFrame) -> Table:
+    """The outcome of `studies.training.formations`: one line a seed, then the medians."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("seed", justify="right")
+    by_threshold = runs.pivot(index="seed", columns="threshold", values=["step", "censored"])
+    thresholds = list(by_threshold["step"].columns)
+    for threshold in thresholds:
+        table.add_column(f"accuracy {threshold:g} at step", justify="right")
+    for heading in ("last step", "loss", "accuracy"):
+        table.add_column(heading, justify="right")
+    ends = runs.groupby("seed").first()
+    for seed, row in by_threshold.iterrows():
+        steps = [f"> {row['step', t]}" if row["censored", t] else str(row["step", t]) for t in thresholds]
+        end = ends.loc[seed]
+        accuracy = "diverged" if end["diverged"] else f"{end['accuracy']:.3f}"
+        table.add_row(str(seed), *steps, str(end["last_step"]), f"{end['loss']:.3f}", accuracy)
+    medians = [f"{by_threshold['step'][t].astype(float).median():g}" for t in thresholds]
+    table.add_row("median", *medians, style="bold")
+    return table
+
+
 def _cell(value: float, form: str) -> str:
     return "–" if math.isnan(value) else format(value, form)

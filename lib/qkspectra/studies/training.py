@@ -1,5 +1,6 @@
 """Training runs of the toy laboratory as units of work, one stored result a seed."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,11 @@ import qkspectra.toy.bans
 import qkspectra.toy.model
 import qkspectra.toy.task
 import qkspectra.toy.train
+from qkspectra.errors import InputError
 from qkspectra.statistics import formation
 from qkspectra.store import Address, Store, source_hash
+from qkspectra.toy.bans import ban_of
+from qkspectra.toy.model import ModelConfig
 from qkspectra.toy.train import TrainConfig, train
 
 STUDY = "toy"
@@ -31,6 +35,9 @@ SOURCES = source_hash(
     qkspectra.toy.train,
 )
 THRESHOLDS = (0.5, 0.9)
+LAYERS = {"0": (0,), "1": (1,), "both": (0, 1)}
+ENSEMBLE = 4
+"""Seeds trained together on a CPU: enough to spread the cost of dispatching, few enough to stay in its cache."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +71,15 @@ class Training:
 
     def run(self, store: Store) -> None:
         """Train the seeds that the store lacks, and store each."""
-        import time
-
         missing = self.missing(store)
         if not missing:
             return
         start = time.process_time()
         table = train(self.config, missing).table
         each = (time.process_time() - start) / len(missing)
-        for seed, rows in table.groupby("seed"):
-            self_rows = rows.reset_index(drop=True)
-            store.put(self.address(int(seed)), self_rows, seconds=each, seeds=[int(seed)])
+        for seed in missing:
+            rows = table[table["seed"] == seed].reset_index(drop=True)
+            store.put(self.address(seed), rows, seconds=each, seeds=[seed])
 
     def table(self, store: Store) -> pd.DataFrame:
         """The stored rows of all seeds, behind the labels.
@@ -97,6 +102,40 @@ class Training:
         """Processor time of the stored seeds."""
         found = [store.get(self.address(seed)) for seed in self.seeds]
         return sum(result.provenance["seconds"] for result in found if result is not None)
+
+
+def condition(
+    scheme: str,
+    ban: str = "none",
+    layer: str = "both",
+    seeds: int = 8,
+    *,
+    first_seed: int = 0,
+    cap: int = 2500,
+    **changes: Any,
+) -> Training:
+    """A condition of the laboratory: one ban, in one layer or both, everything else at its default.
+
+    Args:
+        layer: `0`, `1` or `both`.
+        seeds: how many, from `first_seed` on.
+        changes: fields of `ModelConfig` or `TrainConfig` to set otherwise.
+
+    Raises:
+        InputError: an unknown scheme, ban or layer, a ban without meaning for the scheme, no seeds, bad sizes.
+    """
+    if layer not in LAYERS:
+        raise InputError(f"unknown layer {layer!r}: choose one of {', '.join(LAYERS)}")
+    if seeds < 1:
+        raise InputError(f"{seeds} seeds train nothing: use 1 or more")
+    ban_of(ban, scheme)
+    where = LAYERS[layer]
+    sizes = {name: changes.pop(name) for name in [*changes] if name in ModelConfig.__dataclass_fields__}
+    model = ModelConfig(scheme, tuple(ban if i in where else "none" for i in range(2)), **sizes)  # type: ignore[arg-type]
+    config = TrainConfig(model, cap=cap, horizon=min(cap, TrainConfig.horizon), **changes)
+    return Training(
+        config, tuple(range(first_seed, first_seed + seeds)), {"scheme": scheme, "ban": ban, "layer": layer}
+    )
 
 
 def split(unit: Training, size: int) -> list[Training]:

@@ -1,0 +1,112 @@
+"""The cost of symmetry, and what it depends on: one thing at a time, then the corner where the costs meet."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from qkspectra.statistics import paired_ratio
+from qkspectra.studies.bans import FIRST_SEED
+from qkspectra.studies.training import Training, condition
+
+PAPER_RATIO = 2.9
+"""Slowdown of learned-absolute models under symmetry, as the abstract states it."""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One point of the multiverse: the base with one thing changed.
+
+    Attributes:
+        name: what is changed, as figures print it.
+        axis: which kind of thing it is.
+        changes: fields of `ModelConfig` or `TrainConfig`.
+        ban: how symmetry is imposed.
+        cap: at least ten times the baseline's formation.
+        threshold: accuracy that counts as formed.
+        layer: where symmetry is imposed.
+    """
+
+    name: str
+    axis: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    ban: str = "symmetric"
+    cap: int = 2500
+    threshold: float = 0.9
+    layer: str = "both"
+
+
+_SMALL = {"d_model": 32, "d_head": 8}
+VARIATIONS = (
+    Variation("base", "base"),
+    Variation("threshold 0.5", "threshold", threshold=0.5),
+    Variation("layer 0 only", "layer", layer="0"),
+    Variation("layer 1 only", "layer", layer="1"),
+    Variation("rank-matched", "parametrisation", ban="rank-symmetric"),
+    Variation("semidefinite", "parametrisation", ban="semidefinite"),
+    Variation("d_model 32, heads of 8", "capacity", _SMALL, cap=6000),
+    Variation("d_model 128, heads of 32", "capacity", {"d_model": 128, "d_head": 32}),
+    Variation("8 heads of 8", "capacity", {"heads": 8, "d_head": 8}, cap=4000),
+    Variation("2 heads of 32", "capacity", {"heads": 2, "d_head": 32}, cap=4000),
+    Variation("no layer norm", "layer norm", {"norm": False}, cap=4000),
+    Variation("context 16", "context", {"length": 16, "vocab": 16}),
+    Variation("context 36", "context", {"length": 36, "vocab": 36}, cap=5000),
+    Variation("learning rate 0.002", "learning rate", {"learning_rate": 2e-3}, cap=4500),
+    Variation("learning rate 0.008", "learning rate", {"learning_rate": 8e-3}),
+    Variation("d_model 32, heads of 8, rank-matched", "corner", _SMALL, ban="rank-symmetric", cap=6000),
+)
+"""The multiverse. Points that differ in threshold, layer or parametrisation alone share their baselines."""
+
+SCHEMES = ("absolute", "rope")
+
+
+def cells(variation: Variation, seeds: int) -> dict[tuple[str, str], Training]:
+    """The four conditions of a point: each scheme without a ban and with its symmetry."""
+
+    def cell(scheme: str, ban: str, layer: str) -> Training:
+        return condition(scheme, ban, layer, seeds, first_seed=FIRST_SEED, cap=variation.cap, **variation.changes)
+
+    return {
+        (scheme, role): cell(scheme, *imposed)
+        for scheme in SCHEMES
+        for role, imposed in (("none", ("none", "both")), ("symmetric", (variation.ban, variation.layer)))
+    }
+
+
+def conditions(seeds: int) -> list[Training]:
+    """Every distinct condition of the multiverse, the base first."""
+    units = [unit for variation in VARIATIONS for unit in cells(variation, seeds).values()]
+    return list({repr(unit.config): unit for unit in units}.values())
+
+
+def multiverse(runs: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """One row per point: slowdown under each scheme and their ratio, with exact intervals.
+
+    Args:
+        runs: by name of the variation, the formations of its cells, with the columns `scheme`, `role` (`none` or
+            `symmetric`), `seed`, `threshold`, `step`, `censored`.
+    """
+    rows = []
+    for variation in VARIATIONS:
+        if variation.name not in runs:
+            continue
+        table = runs[variation.name]
+        table = table[table["threshold"] == variation.threshold]
+        steps = table.pivot(index="seed", columns=["scheme", "role"], values="step").astype(float).dropna()
+        costs = {s: steps[s, "symmetric"] / steps[s, "none"] for s in SCHEMES}
+        medians = {f"{s}_baseline": float(steps[s, "none"].median()) for s in SCHEMES}
+        censored = {
+            f"{s}_censored": int(table.loc[(table["scheme"] == s) & table["seed"].isin(steps.index), "censored"].sum())
+            for s in SCHEMES
+        }
+        row = {"variation": variation.name, "axis": variation.axis, "seeds": len(steps), **medians, **censored}
+        for name, (over, under) in {
+            "absolute": (costs["absolute"].to_numpy(), np.ones(len(steps))),
+            "rope": (costs["rope"].to_numpy(), np.ones(len(steps))),
+            "interaction": (costs["absolute"].to_numpy(), costs["rope"].to_numpy()),
+        }.items():
+            result = paired_ratio(over, under)
+            row |= {name: result.ratio, f"{name}_low": result.low, f"{name}_high": result.high, f"{name}_p": result.p}
+        rows.append(row)
+    return pd.DataFrame(rows)
