@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -18,9 +18,10 @@ from qkspectra.errors import InputError
 class _OneLine(TyperGroup):
     """Turns what a user's input can raise into one line on standard error and exit status 2."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        args = sys.argv[1:] if args is None else args
         try:
-            code = super().main(*args, standalone_mode=False, **kwargs)
+            code = super().main(args or ["--help"], *rest, standalone_mode=False, **kwargs)
         except (InputError, TyperException) as error:
             line = error.format_message() if isinstance(error, TyperException) else str(error)
         except OSError as error:
@@ -46,9 +47,8 @@ def _print_version(wanted: bool) -> bool:
     return wanted
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def _options(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -58,8 +58,6 @@ def _options(
     MODEL is a catalogue name (see `qkspectra models`), a local folder with config.json and safetensors (or a GGUF
     file), or a Hugging Face Hub id. Exit status 2 and one line on standard error mean that the input is at fault.
     """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @app.command()
