@@ -81,7 +81,7 @@ def test_a_diverging_seed_is_recorded_and_spoils_no_other(monkeypatch: pytest.Mo
 
     def poisoned(config: ModelConfig, seeds: list[int]) -> torch.Tensor:
         theta = initial(config, seeds)
-        theta[1, 0] = torch.inf
+        theta[1] = torch.inf
         return theta
 
     monkeypatch.setattr(module, "initial", poisoned)

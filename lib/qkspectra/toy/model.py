@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from qkspectra.channels import channel_features
 from qkspectra.errors import InputError
 from qkspectra.toy.bans import Ban, Scheme, ban_of
+from qkspectra.toy.task import generator
 from qkspectra.weights.layout import Rotary
 
 OnPattern = Callable[[int, Tensor], None]
@@ -106,9 +107,9 @@ def initial(config: ModelConfig, seeds: Sequence[int]) -> Float32[Tensor, "seeds
     for seed in seeds:
         row = []
         for name, shape in config.shapes().items():
-            generator = torch.Generator().manual_seed(seed * 1000 + order.index(name))
             deviation = deviations.get(name.split(".")[-1], config.d_model**-0.5)
-            row.append(deviation * torch.randn(shape, generator=generator).flatten())
+            values = torch.randn(shape, generator=generator(seed, order.index(name)))
+            row.append(deviation * values.flatten())
         rows.append(torch.cat(row))
     return torch.stack(rows)
 

@@ -37,6 +37,17 @@ class Batch:
         return Batch(self.tokens[rows], self.period[rows])
 
 
+STREAMS = 1000
+"""Random streams that a seed owns: `DATA`, `HELD_OUT`, and the lower numbers for initial parameters."""
+DATA, HELD_OUT = STREAMS - 1, STREAMS - 2
+
+
+def generator(seed: int, stream: int) -> torch.Generator:
+    """A generator of one of a seed's own streams; no two seeds or streams share one."""
+    # torch seeds its CPU generator with 32 bits, so the streams of a seed lie side by side and not high up.
+    return torch.Generator().manual_seed(seed * STREAMS + stream)
+
+
 def repeats(generators: Sequence[torch.Generator], batch: int, length: int, vocab: int) -> Batch:
     """Draw a batch for every seed, each from its own generator, with periods uniform on `length/4 ... length/2`.
 

@@ -21,7 +21,7 @@ from qkspectra.operators import QKOperator
 from qkspectra.spectrum import MEASURES, measure
 from qkspectra.statistics import formation
 from qkspectra.toy.model import ModelConfig, Position, effective, forward, initial
-from qkspectra.toy.task import Batch, head_scores, repeats
+from qkspectra.toy.task import DATA, HELD_OUT, Batch, generator, head_scores, repeats
 
 SPECTRAL = tuple(name for name in MEASURES if name != "bias_norm")
 BEHAVIOUR = ("previous_token", "induction", "duplicate_token")
@@ -141,8 +141,8 @@ class _Ensemble:
         self.position = Position(config.model, device)
         self.theta = initial(config.model, seeds).to(device).requires_grad_()
         self.optimiser = self._adamw()
-        self.generators = [torch.Generator().manual_seed(2 * seed + 1) for seed in seeds]
-        held_out = [torch.Generator().manual_seed(2 * seed + 2**40) for seed in seeds]
+        self.generators = [generator(seed, DATA) for seed in seeds]
+        held_out = [generator(seed, HELD_OUT) for seed in seeds]
         self.held_out = self._batch(held_out, config.evaluation_batch)
         self.history: list[list[float]] = [[] for _ in seeds]  # accuracies, by seed
 
