@@ -12,7 +12,7 @@ from qkspectra.toy.bans import BANS, SCHEMES
 
 FIRST_SEED = 100
 """Seeds of the study; lower ones were used up by pilot runs."""
-LABELS = ("scheme", "ban", "layer")
+LABELS = ("scheme", "ban", "layers")
 
 
 def conditions(seeds: int, cap: int = 2500) -> list[Training]:
@@ -89,12 +89,12 @@ PRIMARY = (
 """The pre-registered contrasts, as `book/preregistration.yml` states them."""
 
 
-def log_times(runs: pd.DataFrame, cell: Cell, threshold: float, layer: str = "both") -> pd.Series:
+def log_times(runs: pd.DataFrame, cell: Cell, threshold: float, layers: str = "both") -> pd.Series:
     """Logarithm of the formation step of each seed of a cell; a censored run counts at the cap."""
     chosen = runs[
         (runs["scheme"] == cell.scheme)
         & (runs["ban"] == cell.ban)
-        & (runs["layer"] == layer)
+        & (runs["layers"] == layers)
         & (runs["threshold"] == threshold)
     ]
     return np.log(chosen.set_index("seed")["step"].astype(float)).sort_index()
@@ -110,7 +110,7 @@ def contrast(runs: pd.DataFrame, asked: Contrast, threshold: float = 0.9) -> tup
     involved = runs[
         [cell in cells for cell in zip(runs["scheme"], runs["ban"], strict=True)]
         & (runs["threshold"] == threshold)
-        & (runs["layer"] == "both")
+        & (runs["layers"] == "both")
     ]
     treated, control = treated.align(control, join="inner")
     return paired_ratio(np.exp(treated.to_numpy()), np.exp(control.to_numpy())), int(involved["censored"].sum())
@@ -147,7 +147,7 @@ def contrasts(runs: pd.DataFrame, asked: Sequence[Contrast] = PRIMARY, threshold
 def _log_rank(runs: pd.DataFrame, asked: Contrast, threshold: float) -> float:
     groups = []
     for cell in (asked.over[0], asked.under[0]):
-        chosen = (runs["scheme"] == cell.scheme) & (runs["ban"] == cell.ban) & (runs["layer"] == "both")
+        chosen = (runs["scheme"] == cell.scheme) & (runs["ban"] == cell.ban) & (runs["layers"] == "both")
         groups.append(runs[chosen & (runs["threshold"] == threshold)])
     both = pd.concat(groups)
     group = np.arange(len(both)) < len(groups[0])
@@ -155,10 +155,10 @@ def _log_rank(runs: pd.DataFrame, asked: Contrast, threshold: float) -> float:
 
 
 def slowdowns(runs: pd.DataFrame, threshold: float = 0.9) -> pd.DataFrame:
-    """One row per scheme, ban and layer: ratio to the same seeds without a ban, interval, censored runs, capability."""
+    """One row per condition: ratio to the same seeds without a ban, interval, censored runs, capability."""
     rows = []
-    for (scheme, ban, layer), cell in runs[runs["threshold"] == threshold].groupby(list(LABELS), sort=False):
-        treated = log_times(runs, Cell(scheme, ban), threshold, layer)
+    for (scheme, ban, layers), cell in runs[runs["threshold"] == threshold].groupby(list(LABELS), sort=False):
+        treated = log_times(runs, Cell(scheme, ban), threshold, layers)
         control = log_times(runs, Cell(scheme, "none"), threshold)
         treated, control = treated.align(control, join="inner")
         result = paired_ratio(np.exp(treated.to_numpy()), np.exp(control.to_numpy()))
@@ -166,7 +166,7 @@ def slowdowns(runs: pd.DataFrame, threshold: float = 0.9) -> pd.DataFrame:
             {
                 "scheme": scheme,
                 "ban": ban,
-                "layer": layer,
+                "layers": layers,
                 "seeds": result.pairs,
                 "median": cell["step"].median(),
                 "ratio": result.ratio,

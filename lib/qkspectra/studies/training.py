@@ -47,7 +47,7 @@ class Training:
     Attributes:
         config: the condition.
         seeds: its seeds.
-        labels: columns that tell the condition from others in tables, such as `ban` and `layer`.
+        labels: columns that tell the condition from others in tables, such as `ban`; none of them a column of `Run`.
     """
 
     config: TrainConfig
@@ -134,7 +134,7 @@ def condition(
     model = ModelConfig(scheme, tuple(ban if i in where else "none" for i in range(2)), **sizes)  # type: ignore[arg-type]
     config = TrainConfig(model, cap=cap, horizon=min(cap, TrainConfig.horizon), **changes)
     return Training(
-        config, tuple(range(first_seed, first_seed + seeds)), {"scheme": scheme, "ban": ban, "layer": layer}
+        config, tuple(range(first_seed, first_seed + seeds)), {"scheme": scheme, "ban": ban, "layers": layer}
     )
 
 
