@@ -104,7 +104,7 @@ def build_book(root: Path, profile: str, output: Path, pdf: bool) -> None:
     built.write_text(json.dumps(state))
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Build the book to HTML and PDF.")
     parser.add_argument("--profile", default="pocket", help="smoke, pocket or paper")
@@ -112,7 +112,7 @@ def main() -> int:
     parser.add_argument(
         "--pdf", choices=["wanted", "required"], default="wanted", help="'required': fail without LaTeX"
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     missing = render.missing_pdf_tools()
     how = f"no PDF: {', '.join(missing)} not found; on Debian, run 'make latex' as root"
     try:

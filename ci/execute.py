@@ -27,7 +27,8 @@ def data_files(book: Path) -> list[Path]:
 
 def is_notebook(source: Path) -> bool:
     """Whether the page has cells to run; a page without a kernel is plain text."""
-    return "\nkernelspec:" in source.read_text(encoding="utf-8").partition("\n---\n")[0]
+    head, fence, _ = source.read_text(encoding="utf-8").partition("\n---\n")
+    return bool(fence) and head.startswith("---\n") and "\nkernelspec:" in head
 
 
 def cache_key(root: Path, source: Path, parameters: dict[str, str], device: str) -> str:

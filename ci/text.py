@@ -15,7 +15,7 @@ INVISIBLE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 DECIMAL = re.compile(r"(?<![\w.,])[-−+]?\d+\.\d+")
-NARROW = 28
+NARROW = 20
 """Characters up to which a column of text is not wrapped in the PDF."""
 LABEL = re.compile(r"\b(?:fig|tab)-[a-z0-9-]+")
 

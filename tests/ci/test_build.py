@@ -1,0 +1,157 @@
+"""The book in HTML and PDF: a small one with everything that has broken a book before, and the smoke profile."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bs4 import BeautifulSoup
+
+from ci import build, gates, render
+from ci.failure import BuildError
+
+SAMPLE = Path(__file__).parent / "sample"
+PDF = f"{render.DOCUMENT}.pdf"
+pytestmark = [pytest.mark.xdist_group("book"), pytest.mark.timeout(1500)]
+
+
+def sample_tree(folder, rootpath):
+    """A tree that holds the sample book, configured as the real one is."""
+    tree = folder / "tree"
+    shutil.copytree(SAMPLE, tree)
+    shutil.copyfile(rootpath / "_config.yml", tree / "_config.yml")
+    (tree / "lib").mkdir()
+    (tree / "requirements.lock").write_text("")
+    return tree
+
+
+@pytest.fixture(scope="module")
+def sample(request, tmp_path_factory):
+    """The sample tree and where it was built."""
+    folder = tmp_path_factory.mktemp("book")
+    tree = sample_tree(folder, request.config.rootpath)
+    build.build_book(tree, "smoke", folder / "out", pdf=True)
+    return tree, folder / "out"
+
+
+@pytest.fixture(scope="module")
+def pdf_text(sample):
+    return " ".join(gates.pdf_text(sample[1] / PDF).split())
+
+
+def page(output, name):
+    return BeautifulSoup((output / "html" / "book" / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def test_values_read_the_same_in_both_formats(sample, pdf_text):
+    article = page(sample[1], "first").select_one("article").get_text()
+    for text in ("The drop is −0.25 and the error 3.2 × 10", "Two heads of 64, after Ginibre [1965]"):
+        assert text in article
+        assert text in pdf_text
+    assert "Profile smoke of version" in page(sample[1], "intro").get_text()
+    assert "Profile smoke of version" in pdf_text
+
+
+def test_figures_have_a_picture_in_both_formats(sample):
+    picture = page(sample[1], "first").select_one("#fig-line img")
+    assert picture["alt"] == "A line of 64 points falls from one to zero."
+    assert (sample[1] / "html" / "book" / picture["src"]).resolve().suffix == ".svg"
+    latex = (sample[1] / "work-pdf" / "_build" / "latex" / f"{render.DOCUMENT}.log").read_text(errors="replace")
+    assert re.search(r"first-line\.pdf", latex)
+
+
+def test_a_citation_in_a_caption_and_cross_references_arrive_in_the_pdf(pdf_text):
+    assert "as in [Ginibre, 1965], by (1.2)." in pdf_text
+    assert "Equation (2.1) and (1.2) are in different chapters." in pdf_text
+    assert "see Figure 1.1, Figure 2.1 and Table 1.1" in pdf_text
+
+
+def test_headings_of_the_root_page_are_sections_of_the_pdf(sample):
+    latex = (sample[1] / "work-pdf" / "_build" / "latex" / f"{render.DOCUMENT}.tex").read_text()
+    assert latex.count("\\section*{") == 2
+
+
+def test_parameters_and_bookkeeping_are_not_shown(sample, pdf_text):
+    for text in (page(sample[1], "first").get_text(), pdf_text):
+        assert 'profile = "' not in text
+        assert "# Parameters" not in text
+        assert "import matplotlib.pyplot" in text
+
+
+def test_formulae_load_mathjax_from_the_book(sample):
+    [script] = [tag["src"] for tag in page(sample[1], "first").select("script[src]") if "mathjax" in tag["src"]]
+    path = sample[1] / "html" / "book" / script.partition("?")[0]
+    assert path.is_file()
+    assert list((path.parent / "output" / "chtml" / "fonts").rglob("*.woff"))
+
+
+def test_an_unchanged_book_is_not_built_again(sample, capsys):
+    tree, output = sample
+    before = (output / PDF).stat().st_mtime_ns
+    build.build_book(tree, "smoke", output, pdf=True)
+    assert "nothing has changed" in capsys.readouterr().err
+    assert (output / PDF).stat().st_mtime_ns == before
+
+
+BREAKAGES = {
+    "{eq}`eq-fraction`; see": "{eq}`eq-lost`; see",
+    "{cite:t}`ginibre1965statistical`.": "{cite:t}`nobody`.",
+    "first-line.{kind}": "first-gone.{kind}",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults"),
+    [
+        ({"drop=-0.25, ": ""}, ["no cell recorded a value for {{ drop:.2f }}"]),
+        (BREAKAGES, ["eq-lost", "nobody", "first-line"]),
+    ],
+)
+def test_a_broken_book_is_not_published(sample, tmp_path, request, changes, faults):
+    tree = sample_tree(tmp_path, request.config.rootpath)
+    chapter = tree / "book" / "first.md"
+    content = chapter.read_text()
+    for old, new in changes.items():
+        assert old in content
+        content = content.replace(old, new)
+    chapter.write_text(content)
+    output = tmp_path / "out"
+    shutil.copytree(sample[1] / "executed", output / "executed")  # the other chapters are known
+    (output / "html").mkdir()
+    (output / "html" / "index.html").write_text("the previous book")
+    with pytest.raises(BuildError) as caught:
+        build.build_book(tree, "smoke", output, pdf=False)
+    for fault in faults:
+        assert fault in str(caught.value)
+    assert (output / "html" / "index.html").read_text() == "the previous book"
+
+
+def test_without_latex_the_html_is_built_and_one_line_says_how(sample, monkeypatch, capsys):
+    tree, output = sample
+    monkeypatch.setattr(build, "ROOT", tree)
+    monkeypatch.setattr(render.shutil, "which", lambda tool: None)
+    assert build.main(["--profile", "smoke", "--output", str(output)]) == 0
+    assert (
+        capsys.readouterr().out.splitlines()[1].startswith("no PDF: latexmk, xelatex, pdftotext not found; on Debian")
+    )
+    assert (output / "html" / "index.html").is_file()
+    assert build.main(["--profile", "smoke", "--output", str(output), "--pdf", "required"]) == 1
+    assert "no PDF" in capsys.readouterr().err
+
+
+def test_an_unknown_profile_is_refused(capsys):
+    assert build.main(["--profile", "huge"]) == 1
+    assert "there is no profile 'huge'" in capsys.readouterr().err
+
+
+def test_the_smoke_book_is_built_in_html_and_pdf(request):
+    root = request.config.rootpath
+    output = root / "_build" / "smoke"
+    command = [sys.executable, "-m", "ci.build", "--profile", "smoke", "--pdf", "required", "--output", str(output)]
+    finished = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    for source in sorted((root / "book").glob("*.md")):
+        assert (output / "html" / "book" / f"{source.stem}.html").is_file(), source
+    assert "%PDF" in (output / PDF).read_bytes()[:8].decode(errors="replace")
