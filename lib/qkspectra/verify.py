@@ -7,33 +7,24 @@ norms and masks; the extraction code has no part in them.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import torch
 from jaxtyping import Bool, Float64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from qkspectra.attention import tapped
 from qkspectra.scores import rebuilt_scores
 from qkspectra.weights.layout import LayerQK, ModelLayout
+from qkspectra.weights.model import Weights
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
 """Largest relative error that passes, by the precision the model runs in."""
 
 LENGTH, BATCH = 64, 2
 _MASKED = -1e30  # Transformers masks by adding or writing the most negative float32 or float64
-
-
-class Model(Protocol):
-    """What is verified: `qkspectra.weights.Weights`."""
-
-    layout: ModelLayout
-
-    def layer(self, index: int) -> LayerQK: ...
-    def load(self, dtype: torch.dtype) -> nn.Module: ...
-    def attention_modules(self, model: nn.Module) -> list[nn.Module]: ...
 
 
 @dataclass(frozen=True)
@@ -71,18 +62,18 @@ class Agreement:
         return divmod(int(self.error.argmax()), self.error.shape[1])
 
     def summary(self) -> dict[str, Any]:
-        """The agreement in numbers: largest error and its place, tolerance, both guards, and what was compared."""
+        """The agreement in numbers; `None` for an infinite error, and for the position where it does not act."""
         layer, head = self.worst
         positional = self.positional[~self.positional.isnan()]
         return {
             "precision": self.precision,
             "passed": self.passed,
-            "largest_relative_error": float(self.error.max()),
+            "largest_relative_error": _finite(self.error.max()),
             "layer": layer,
             "head": head,
             "tolerance": self.tolerance,
-            "wrong_operator_error": float(self.control.min()),
-            "position_dependence": float(positional.min()) if len(positional) else None,
+            "wrong_operator_error": _finite(self.control.min()),
+            "position_dependence": _finite(positional.min()) if len(positional) else None,
             "layers": self.error.shape[0],
             "heads": self.error.numel(),
             "scores_compared": self.compared,
@@ -100,7 +91,7 @@ class Agreement:
         )
 
 
-def verify(model: Model, seed: int = 0, say: Callable[[str], None] = lambda line: None) -> list[Agreement]:
+def verify(model: Weights, seed: int = 0, say: Callable[[str], None] = lambda line: None) -> list[Agreement]:
     """Verifies a model in float32, and in float64 where that fits into memory.
 
     Args:
@@ -119,7 +110,7 @@ def verify(model: Model, seed: int = 0, say: Callable[[str], None] = lambda line
 
 
 def agreement(
-    model: Model, precision: torch.dtype, seed: int = 0, say: Callable[[str], None] = lambda line: None
+    model: Weights, precision: torch.dtype, seed: int = 0, say: Callable[[str], None] = lambda line: None
 ) -> Agreement:
     """Compares all heads at all query-key offsets on random tokens, 2 sequences of 64 (or what the model can take).
 
@@ -130,24 +121,14 @@ def agreement(
         seed: of the tokens.
         say: told what is being done.
     """
-    layout, name = model.layout, str(precision).removeprefix("torch.")
-    tokens = random_tokens(layout, seed)
-    with _precision(precision), torch.no_grad():
-        say(f"loading the model in {name}")
-        running = model.load(precision)
-        rows: dict[int, tuple[Tensor, Tensor, Tensor, int]] = {}
-        inputs: dict[int, Tensor] = {}
-
-        def on_input(layer: int, x: Tensor) -> None:
-            inputs[layer] = x
-
-        def on_scores(layer: int, scores: Tensor) -> None:
-            rows[layer] = compare(model.layer(layer), inputs.pop(layer), scores)
-            say(f"{name}: compared layer {layer + 1} of {layout.n_layers}")
-
-        with tapped(model.attention_modules(running), on_input=on_input, on_scores=on_scores):
-            running(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
-    error, control, positional, compared = zip(*(rows[i] for i in range(layout.n_layers)), strict=True)
+    name = str(precision).removeprefix("torch.")
+    say(f"running the model in {name}")
+    taken, parameters = own_scores(model, precision, random_tokens(model.layout, seed))
+    rows = []
+    for layer, (x, scores) in enumerate(taken):
+        say(f"comparing layer {layer} in {name}")
+        rows.append(compare(model.layer(layer), x, scores))
+    error, control, positional, compared = zip(*rows, strict=True)
     return Agreement(
         name,
         TOLERANCE[precision],
@@ -155,8 +136,24 @@ def agreement(
         torch.stack(control),
         torch.stack(positional),
         sum(compared),
-        sum(p.numel() for p in running.parameters()),
+        parameters,
     )
+
+
+def own_scores(model: Weights, precision: torch.dtype, tokens: Tensor) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    """Each layer's input and pre-softmax scores in one run of the model, and its number of parameters."""
+    inputs: dict[int, Tensor] = {}
+    scores: dict[int, Tensor] = {}
+    with _precision(precision), torch.no_grad():
+        running = model.load(precision)
+        taps = {
+            "on_input": lambda layer, x: inputs.__setitem__(layer, x.clone()),
+            "on_scores": lambda layer, s: scores.__setitem__(layer, s.clone()),
+        }
+        with tapped(model.attention_modules(running), **taps):
+            running(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+    taken = [(inputs[layer], scores[layer]) for layer in range(model.layout.n_layers)]
+    return taken, sum(p.numel() for p in running.parameters())
 
 
 def random_tokens(layout: ModelLayout, seed: int) -> Tensor:
@@ -208,6 +205,10 @@ def wrong(layer: LayerQK) -> LayerQK:
     return replace(layer, wk=layer.wk.roll(1, 1))
 
 
+def _finite(value: Tensor) -> float | None:
+    return float(value) if torch.isfinite(value) else None
+
+
 def _row_mean(scores: Float64[Tensor, "*shape"], seen: Bool[Tensor, "*shape"]) -> Tensor:
     return scores.masked_fill(~seen, 0.0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
 
@@ -216,13 +217,13 @@ class _Double(TorchFunctionMode):
     """Computes in float64 what code asks to be computed in float32."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def double(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
+        kwargs = kwargs or {}
         if func is Tensor.view:  # may reinterpret the bytes of a file
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         func = Tensor.double if func is Tensor.float else func
-        return func(*map(double, args), **{name: double(value) for name, value in (kwargs or {}).items()})
+        args = [torch.float64 if value is torch.float32 else value for value in args]
+        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in kwargs.items()}
+        return func(*args, **kwargs)
 
 
 @contextmanager

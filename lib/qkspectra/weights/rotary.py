@@ -103,7 +103,7 @@ def _yarn(theta: Tensor, base: float, d_rot: int, p: dict[str, Any]) -> tuple[Te
     def dimension(rotations: float) -> float:  # the frequency index that turns `rotations` times over the length
         return d_rot * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
+    low, high = dimension(float(p.get("beta_fast") or 32)), dimension(float(p.get("beta_slow") or 1))
     if p.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, d_rot - 1)

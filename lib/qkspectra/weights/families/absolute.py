@@ -1,7 +1,7 @@
 """Families whose positions are vectors added to the input: GPT-2, GPT-Neo, GPT-BigCode, OPT, BERT."""
 
 from qkspectra.errors import InputError
-from qkspectra.weights.families.common import Config, Family, LayerTensors, by_head, grouped, refuse, sizes
+from qkspectra.weights.families.common import Config, Family, LayerTensors, by_head, grouped, sizes
 from qkspectra.weights.layout import LayerQK, ModelLayout
 
 
@@ -87,7 +87,6 @@ def _opt(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
 
 
 def _bert_layout(c: Config) -> ModelLayout:
-    refuse(c, "add_cross_attention", "its decoder layers attend to another model")
     return sizes(c, "absolute", c.max_position_embeddings, causal=c.is_decoder)
 
 

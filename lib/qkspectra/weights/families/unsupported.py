@@ -8,14 +8,14 @@ from qkspectra.weights.families.common import BASE, Config, Family
 
 _REASONS = {
     "a learned relative-position bias": ("t5", "mt5", "umt5", "longt5", "udop", "switch_transformers", "mpnet"),
-    "relative positions mixed with content": ("deberta", "deberta-v2", "xlnet", "transfo-xl", "wav2vec2-conformer"),
+    "relative positions mixed with content": ("deberta", "deberta-v2", "xlnet", "wav2vec2-conformer"),
     "latent attention (queries and keys are compressed)": (
-        "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3", "longcat_flash", "glm4_moe_lite",
+        "deepseek_v2", "deepseek_v3", "deepseek_v32", "minicpm3", "longcat_flash", "glm4_moe_lite",
     ),
-    "gated or linear attention": ("qwen3_next", "qwen3_5", "rwkv", "minimax", "kimi_linear", "retnet", "olmo_hybrid"),
+    "gated or linear attention": ("qwen3_next", "qwen3_5", "rwkv", "minimax", "kimi_linear", "olmo_hybrid"),
     "state-space layers": (
         "mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "zamba", "zamba2", "falcon_h1", "granitemoehybrid",
-        "nemotron_h", "recurrent_gemma", "plamo2", "lfm2",
+        "nemotron_h", "recurrent_gemma", "lfm2",
     ),
     "attention sinks added to the softmax": ("gpt_oss",),
     "attention to another model or modality": (
@@ -26,12 +26,12 @@ _REASONS = {
 REASONS = {family: reason for reason, families in _REASONS.items() for family in families}
 """`model_type` -> what it has that is not supported, for architectures that users are likely to try."""
 
-_ABOUT_SCORES = re.compile(
+ABOUT_SCORES = re.compile(
     r"attn|attention|head|query|key|qk|rope|rotary|position|alibi|window|scal|multiplier|clip|cap|causal|bias"
     r"|layer_types|norm|mask"
 )
 # Entries about attention, positions or norms that every family honours or that leave scores as they are, given `x`.
-_HARMLESS = re.compile(
+HARMLESS = re.compile(
     r"num_(attention|key_value|kv)_heads|n_heads?|num_heads|head_dim|max_position_embeddings|n_positions"
     r"|attention_dropout|attn_pdrop|attention_probs_dropout_prob|output_attentions|mlp_bias|lm_head_bias"
     r"|\w*norm_eps(ilon)?|embedding_multiplier|residual_multiplier|logits?_scal(e|ing)|final_logit_softcapping"
@@ -41,7 +41,7 @@ _HARMLESS = re.compile(
     r"|bias_dropout_fusion|offset_alibi|summary_\w+"
 )
 # Entries that are harmless at this value only.
-_AT_VALUE: dict[str, Any] = {
+AT_VALUE: dict[str, Any] = {
     "position_embedding_type": "absolute",
     "norm_type": ("layer_norm", "low_precision_layernorm"),
     "rotary": True,
@@ -91,11 +91,11 @@ def check_options(config: Config, family: Family) -> None:
             not value
             or name.startswith("_")
             or name in family.options
-            or not _ABOUT_SCORES.search(name)
-            or _HARMLESS.fullmatch(name)
+            or not ABOUT_SCORES.search(name)
+            or HARMLESS.fullmatch(name)
         ):
             continue
-        accepted = _AT_VALUE.get(name)
+        accepted = AT_VALUE.get(name)
         if value == accepted or (isinstance(accepted, tuple) and value in accepted):
             continue
         raise InputError(f"{config.model_type} with {name}={value} is not supported: it may change the scores")
