@@ -3,13 +3,14 @@
 import os
 import platform
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Build:
-    """Identity of one build; all fields are text as printed."""
+    """Identity of one build: text as printed, and the time of the commit in seconds, which dates the pages."""
 
     version: str
     commit: str
@@ -48,7 +49,7 @@ def identify(root: Path, profile: str) -> Build:
         version = "0.1.0.dev" + (git("rev-list", "--count", "HEAD") or "0")
     elif ahead := int(git("rev-list", "--count", f"v{version}..HEAD") or 0):
         version += f".post{ahead}"
-    return Build(version, commit, int(git("log", "-1", "--format=%ct") or 0), profile, device())
+    return Build(version, commit, int(git("log", "-1", "--format=%ct") or time.time()), profile, device())
 
 
 def device() -> str:
