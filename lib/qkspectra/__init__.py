@@ -7,7 +7,9 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "errors": ["InputError"],
+        "scores": ["rebuilt_scores"],
         "studies.audit": ["ablations", "audit"],
+        "verify": ["Agreement", "agreements"],
         "weights": ["Weights", "open_model"],
     },
 )

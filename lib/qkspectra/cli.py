@@ -84,6 +84,34 @@ def models(as_json: Json = False) -> None:
 
 
 @app.command()
+def verify(model: Model, revision: Revision = None, seed: Seed = 0, as_json: Json = False) -> None:
+    """Rebuild every head's scores from its extracted operator and compare them with the model's own.
+
+    Random tokens, every distance between query and key, in float32 and, where it fits into memory, in float64. Exit
+    status 0 when the largest relative error is within tolerance, 1 when it is not.
+    """
+    from rich.console import Console
+
+    from qkspectra import tables
+    from qkspectra.verify import agreements
+    from qkspectra.weights import open_model
+
+    weights = open_model(model, revision)
+    with _status() as say:
+        found = agreements(weights, seed, say)
+    passed = all(agreed.passed for agreed in found)
+    if as_json:
+        report = {"model": model, "passed": passed, "agreements": [agreed.summary() for agreed in found]}
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        Console().print(tables.agreements(model, found))
+    if len(found) == 1:
+        typer.echo("qkspectra: float64 left out, as the model does not fit into memory in it", err=True)
+    if not passed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def audit(
     model: Model,
     revision: Revision = None,

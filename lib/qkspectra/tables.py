@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from qkspectra.errors import InputError
 from qkspectra.store import replacing
+from qkspectra.verify import Agreement
 
 FORMATS = (".csv", ".parquet", ".json")
 SHOWN = 8
@@ -95,6 +97,32 @@ def strongest(audit: pd.DataFrame) -> Group:
     median = audit["eigen_rotation"].median()
     shown.append(f"\nmedian eigen-rotation {median:.3f}; z: standard deviations from the Gaussian null")
     return Group(*shown)
+
+
+def agreements(model: str, found: Sequence[Agreement]) -> Table:
+    """What `verify` found at each precision: the largest error, its place, and the two guards."""
+    rows = {
+        "largest relative error": "largest_relative_error",
+        "tolerance": "tolerance",
+        "with a wrong operator": "wrong_operator_error",
+        "all tokens at position 0": "position_dependence",
+    }
+    summaries = [agreed.summary() for agreed in found]
+    first = summaries[0]
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title=f"{model}: {first['heads']} heads, {first['scores_compared']} scores",
+    )
+    table.add_column("relative to the largest score")
+    for summary in summaries:
+        table.add_column(summary["precision"], justify="right", no_wrap=True)
+    for label, name in rows.items():
+        missing = "masks differ" if name == "largest_relative_error" else "–"
+        table.add_row(label, *(missing if s[name] is None else format(s[name], ".1e") for s in summaries))
+    table.add_row("in head", *(f"L{s['layer']}H{s['head']}" for s in summaries))
+    table.add_row("[bold]verified", *("yes" if s["passed"] else "[bold]NO" for s in summaries))
+    return table
 
 
 def before_and_after(effects: pd.DataFrame) -> Table:

@@ -91,7 +91,7 @@ class Agreement:
         )
 
 
-def verify(model: Weights, seed: int = 0, say: Callable[[str], None] = lambda line: None) -> list[Agreement]:
+def agreements(model: Weights, seed: int = 0, say: Callable[[str], None] = lambda line: None) -> list[Agreement]:
     """Verifies a model in float32, and in float64 where that fits into memory.
 
     Args:
