@@ -206,6 +206,11 @@ def test_nonfinite_rows_are_refused_by_name_before_any_eigenvalue(field, what, v
         measure(replace(op, **{field: damaged}))
 
 
+def test_rows_whose_squares_overflow_are_refused():
+    with pytest.raises(InputError, match="overflow"):
+        measure(QKOperator.from_rows(torch.full((1, 2, 3), 1e200, dtype=torch.float64), torch.ones(1, 2, 3)))
+
+
 def test_many_heads_measure_as_one_by_one():
     op = draw_operator(3, 7, 6, 15)
     together = measure(op)

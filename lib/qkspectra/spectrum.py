@@ -7,8 +7,8 @@ core `C`, which shares eigenvalues with `M` but not norms.
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NoReturn
 
-import numpy as np
 import torch
 from jaxtyping import Complex128, Float64, Int64
 from torch import Tensor
@@ -81,37 +81,25 @@ def measure(op: QKOperator) -> Spectrum:
     """All measures of all heads of an operator, in one batched call.
 
     Raises:
-        InputError: a row or bias holds NaN or an infinity; the message names the tensor and the head.
+        InputError: a row or bias holds NaN or infinity; the message names the tensor and the head.
     """
-    _refuse_nonfinite(op)
-    return measure_small(op.core(), *op.grams(), _phase_pairs(op), _bias_energy(op))
-
-
-def measure_small(
-    core: Float64[Tensor, "heads d_head d_head"],
-    gq: Float64[Tensor, "heads d_head d_head"],
-    gk: Float64[Tensor, "heads d_head d_head"],
-    pairs: Int64[Tensor, "freq 2"] | None = None,
-    bias_energy: Float64[Tensor, " heads"] | None = None,
-) -> Spectrum:
-    """`measure` from `C`, `G_q` and `G_k` alone, which must be finite.
-
-    Args:
-        core, gq, gk: `C = W_k W_q^T`, `G_q = W_q W_q^T`, `G_k = W_k W_k^T`.
-        pairs: rows that rotary positions rotate together, `None` without them.
-        bias_energy: `|W_q^T bk|^2 + |W_k^T bq|^2 + (bq bk)^2`, `None` without biases.
-    """
+    core, (gq, gk), bias_energy = op.core(), op.grams(), _bias_energy(op)
+    # A NaN handed to LAPACK can crash the process. Sums of squares tell of one without another pass over the rows.
+    if not (gq.isfinite().all() and gk.isfinite().all() and (bias_energy is None or bias_energy.isfinite().all())):
+        _refuse_nonfinite(op)
     d_head = core.shape[-1]
     energy = _trace_of_product(gq, gk)
     energy = torch.where(energy > 0, energy, torch.nan)
-    eigenvalues, basis = _eig(core)
+    eigenvalues, overlaps = _eigen(core, gq, gk)
     size = eigenvalues.abs()
     rounding = d_head * torch.finfo(torch.float64).eps * (_trace(gq) * _trace(gk)).sqrt()[:, None]
     total = size.sum(-1)
     total = torch.where((size > rounding).any(-1), total, torch.nan)
-    overlaps = torch.where(size > rounding, _overlaps(eigenvalues, basis, gq, gk), torch.nan)
+    overlaps = torch.where(size > rounding, overlaps, torch.nan)
     nothing = torch.full_like(energy, torch.nan)
-    phase_energy, phase_symmetric_share = (nothing, nothing) if pairs is None else _phase(core, gq, gk, pairs)
+    phase_energy, phase_symmetric_share = (
+        (nothing, nothing) if op.rotary is None else _phase(core, gq, gk, op.rotary.pairs)
+    )
     return Spectrum(
         eigenvalues=eigenvalues,
         overlaps=overlaps,
@@ -128,8 +116,7 @@ def measure_small(
     )
 
 
-def _refuse_nonfinite(op: QKOperator) -> None:
-    # A NaN handed to LAPACK can crash the process, so this comes before any eigenvalue.
+def _refuse_nonfinite(op: QKOperator) -> NoReturn:
     tensors = {"query weights": op.wq, "key weights": op.wk, "query bias": op.bq, "key bias": op.bk}
     for what, tensor in tensors.items():
         if tensor is not None and not tensor.isfinite().all():
@@ -137,6 +124,7 @@ def _refuse_nonfinite(op: QKOperator) -> None:
             raise InputError(
                 f"{what} of {op.name}, head {head}, hold NaN or infinity: the weights are damaged, get them again"
             )
+    raise InputError(f"the weights of {op.name} are so large that their squares overflow: rescale them")
 
 
 def _trace(x: Float64[Tensor, "heads n n"]) -> Float64[Tensor, " heads"]:
@@ -148,21 +136,24 @@ def _trace_of_product(x: Float64[Tensor, "*batch n n"], y: Float64[Tensor, "*bat
     return (x * y).sum((-2, -1))
 
 
-def _eig(
-    core: Float64[Tensor, "heads n n"],
-) -> tuple[Complex128[Tensor, "heads n"], Float64[Tensor, "heads n n"]]:
-    """Eigenvalues and a real basis of eigenvectors: for a conjugate pair, the real and the imaginary part.
+def _eigen(
+    core: Float64[Tensor, "heads n n"], gq: Float64[Tensor, "heads n n"], gk: Float64[Tensor, "heads n n"]
+) -> tuple[Complex128[Tensor, "heads n"], Float64[Tensor, "heads n"]]:
+    """Eigenvalues and their overlaps.
 
-    LAPACK works on one matrix at a time and NumPy lets go of the interpreter meanwhile, so the heads are shared out
+    LAPACK works on one matrix at a time and torch lets go of the interpreter meanwhile, so the heads are shared out
     over as many threads as torch uses.
     """
-    chunks = np.array_split(core.numpy(), min(torch.get_num_threads(), len(core)))
-    with ThreadPoolExecutor(len(chunks)) as pool:
-        parts = list(pool.map(np.linalg.eig, chunks))
-    values = np.concatenate([part.eigenvalues.astype(np.complex128) for part in parts])
-    vectors = np.concatenate([part.eigenvectors.astype(np.complex128) for part in parts])
-    basis = np.where(values.imag[:, None, :] >= 0, vectors.real, vectors.imag)
-    return torch.from_numpy(values), torch.from_numpy(basis)
+
+    def part(core: Tensor, gq: Tensor, gk: Tensor) -> tuple[Complex128[Tensor, "part n"], Float64[Tensor, "part n"]]:
+        values, vectors = torch.linalg.eig(core)
+        basis = torch.where(values.imag[:, None, :] >= 0, vectors.real, vectors.imag)
+        return values, _overlaps(values, basis, gq, gk)
+
+    chunks = [x.chunk(torch.get_num_threads()) for x in (core, gq, gk)]
+    with ThreadPoolExecutor(len(chunks[0])) as pool:
+        values, overlaps = zip(*pool.map(part, *chunks), strict=True)
+    return torch.cat(values), torch.cat(overlaps)
 
 
 def _overlaps(
@@ -187,10 +178,6 @@ def _overlaps(
     left = torch.where(side == 0, left, (left + left.gather(-1, partner)) / 4)
     overlaps = left * right / eigenvalues.abs().square()
     return torch.where(singular[:, None] > 0, torch.inf, overlaps)
-
-
-def _phase_pairs(op: QKOperator) -> Int64[Tensor, "freq 2"] | None:
-    return None if op.rotary is None else op.rotary.pairs
 
 
 def _phase(
