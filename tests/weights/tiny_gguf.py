@@ -1,6 +1,7 @@
 """A tiny Llama model as a GGUF file, with query and key rows in llama.cpp's interleaved order."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import torch
@@ -13,9 +14,10 @@ _NAMES = {
 }  # fmt: skip
 
 
-def save(path: Path, case: str = "llama-grouped") -> torch.nn.Module:
-    """Writes the model of a case as float32 GGUF, and returns it."""
-    model = tiny.build(case)
+def save(path: Path, case: str = "llama-grouped", kind: str = "F32", **changes: Any) -> torch.nn.Module:
+    """Writes the model of a case as GGUF, its matrices quantised to `kind`, and returns it."""
+    model = tiny.build(case, **changes)
+    quantisation = gguf.GGMLQuantizationType[kind]
     c = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(c.max_position_embeddings)
@@ -39,7 +41,10 @@ def save(path: Path, case: str = "llama-grouped") -> torch.nn.Module:
         if stored.endswith(("attn_q", "attn_k")):
             halves = tensor.unflatten(0, (-1, 2, c.head_dim // 2))
             tensor = halves.transpose(1, 2).flatten(0, 2)
-        writer.add_tensor(f"{stored}.weight", tensor.numpy())
+        if kind == "F32" or tensor.ndim == 1:
+            writer.add_tensor(f"{stored}.weight", tensor.numpy())
+        else:
+            writer.add_tensor(f"{stored}.weight", gguf.quantize(tensor.numpy(), quantisation), raw_dtype=quantisation)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

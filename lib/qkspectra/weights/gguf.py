@@ -17,40 +17,50 @@ from torch import Tensor
 from qkspectra.errors import InputError
 from qkspectra.weights.reader import finite
 
-_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-}
+_NAMES = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj"}
+_VALUE_SIDE = {"attn_v", "attn_output"}
+# What Transformers takes over of these two groups. It drops the rest, so there would be no model to agree with.
+_TAKEN = re.compile(
+    r"llama\.(rope\.(freq_base|dimension_count)"
+    r"|attention\.(head_count|head_count_kv|layer_norm_rms_epsilon|key_length|value_length))"
+)
+_GROUPS = ("general.architecture", "llama.rope.", "llama.attention.")
+_NEEDED = ("llama.rope.freq_base", "llama.attention.head_count", "llama.attention.head_count_kv")
 
 
 class GGUFTensors:
-    """The tensors of a GGUF file of architecture `llama` that the score needs."""
+    """The tensors of a GGUF file of architecture `llama` that the score needs.
+
+    Raises:
+        InputError: a damaged file, another architecture, or a rotation or attention that Transformers would not run.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
             reader = GGUFReader(path)
-        except FileNotFoundError:
-            raise InputError(f"{path} does not exist") from None
-        except (ValueError, IndexError, KeyError) as error:
+            entries = {name: field.contents() for name, field in reader.fields.items() if name.startswith(_GROUPS)}
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
             raise InputError(f"{path} is truncated or not a GGUF file ({error}): fetch it again") from None
-        fields = reader.fields
-        architecture = fields["general.architecture"].contents()
-        if architecture != "llama":
-            raise InputError(f"GGUF files of architecture {architecture} are not read: give the safetensors weights")
-        if any(tensor.name == "rope_freqs.weight" for tensor in reader.tensors) or "llama.rope.scaling.type" in fields:
-            # Transformers drops them when it loads the file, so there is no model to agree with.
-            raise InputError(f"{path} rescales its rotary frequencies, which GGUF loading drops: give the safetensors")
-        heads = fields["llama.attention.head_count"].contents()
-        kv_heads = (
-            fields["llama.attention.head_count_kv"].contents() if "llama.attention.head_count_kv" in fields else heads
-        )
-        self._rotated = {"attn_q": heads, "attn_k": kv_heads}
+        if entries.get("general.architecture") != "llama":
+            kind = entries.get("general.architecture")
+            raise InputError(f"{path} is of architecture {kind}; of GGUF only llama is read: give the safetensors")
+        dropped = [name for name in entries if name.startswith(_GROUPS[1:]) and not _TAKEN.fullmatch(name)]
+        missing = [name for name in _NEEDED if not isinstance(entries.get(name), int | float)]
+        stray = [tensor.name for tensor in reader.tensors if tensor.name == "rope_freqs.weight"]
+        self._rotated = {"attn_q": entries.get(_NEEDED[1]), "attn_k": entries.get(_NEEDED[2])}
         self._tensors: dict[str, tuple[str, ReaderTensor]] = {}
         for tensor in reader.tensors:
             match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", tensor.name)
             if match and match[2] in _NAMES:
                 self._tensors[f"model.layers.{match[1]}.{_NAMES[match[2]]}.{match[3]}"] = (match[2], tensor)
+            elif match and match[2].startswith("attn") and match[2] not in _VALUE_SIDE:
+                stray.append(tensor.name)
+        if dropped or stray:
+            raise InputError(
+                f"{path} sets {(dropped + stray)[0]}, which is not supported in GGUF: give the safetensors"
+            )
+        if missing:
+            raise InputError(f"{path} does not state {missing[0]}, and a default may be wrong: give the safetensors")
 
     def names(self) -> list[str]:
         return list(self._tensors)
