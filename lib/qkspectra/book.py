@@ -198,7 +198,8 @@ class AuditSizes(_Sizes):
 
     models: tuple[str, ...] = Field(description="catalogue names, in the order of the tables")
     batch: PositiveInt = Field(description="sequences of repeated random tokens")
-    length: PositiveInt = Field(description="tokens in each sequence, both copies together")
+    length: PositiveInt = Field(description="tokens in each of the two copies of a sequence")
+    heads: PositiveInt = Field(description="strongest heads of a role that are singled out and ablated")
     controls: PositiveInt = Field(description="random heads ablated for comparison")
 
 
