@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 from itertools import chain
@@ -82,6 +83,13 @@ def test_every_command_of_the_readme_exists():
     assert {"book", "test"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_python_of_the_readme_runs():
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    finished = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.startswith("tensor(")
 
 
 def test_text_notebooks_survive_the_round_trip(tmp_path):
