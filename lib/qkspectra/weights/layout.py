@@ -68,7 +68,7 @@ class LayerQK:
         softcap: `s -> softcap * tanh(s / softcap)` after scaling (Gemma 2).
         alibi: slope of each head; the score gains `-slope * (i - j)` up to a constant of the row.
         alibi_scaled: whether the ALiBi bias is itself multiplied by `scale` (Falcon).
-        alibi_rounded: whether slope and `slope * j` are rounded to bfloat16 before they enter the score (Falcon).
+        alibi_rounded: whether slope, `j` and `slope * j` are rounded to bfloat16 before they enter the score (Falcon).
         window: keys further back than `window - 1` are masked; `None` for full attention.
         causal: whether later keys are masked.
         input_norm: the norm that produces `x`, for the norm-folded and centred conventions.
