@@ -221,6 +221,28 @@ def train(
         tables.write(unit.table(store), out)
 
 
+@app.command()
+def laboratory(
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write the tables, such as book/data.")],
+    seeds: Annotated[int, typer.Option(help="Seeds of each condition.")] = 16,
+    workers: Annotated[int, typer.Option(help="Processes, of one thread each.")] = 1,
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where each seed's result is kept.")] = Path(
+        "results"
+    ),
+) -> None:
+    """Run the whole toy laboratory, every ban and the multiverse, and write the tables that the book reads.
+
+    Hours on one core. Killed, it goes on where it was: each finished seed is kept.
+    """
+    from qkspectra.store import Store
+    from qkspectra.studies import laboratory as study
+
+    store = Store(results)
+    with _status() as say:
+        study.run(store, seeds, workers, lambda done, total, label: say(f"{done} of {total} parts done: {label}"))
+        study.publish(study.gather(store, seeds), out)
+
+
 @contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
     """Says on one line of standard error, where a person is watching, what is being done."""

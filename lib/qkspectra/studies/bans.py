@@ -38,6 +38,11 @@ class Cell:
         return f"{self.scheme} {self.ban}"
 
 
+def rerun(cell: Cell, seeds: int, cap: int) -> Training:
+    """The first seeds of a cell, both layers."""
+    return condition(cell.scheme, cell.ban, seeds=seeds, first_seed=FIRST_SEED, cap=cap)
+
+
 @dataclass(frozen=True)
 class Contrast:
     """A ratio of formation times, or a ratio of two such ratios.

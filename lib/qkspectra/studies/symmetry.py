@@ -5,10 +5,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from jaxtyping import Float32, Float64
+from torch import Tensor
+from torch.nn import functional as F
 
+from qkspectra.operators import QKOperator
 from qkspectra.statistics import paired_ratio
 from qkspectra.studies.bans import FIRST_SEED
 from qkspectra.studies.training import Training, condition
+from qkspectra.toy.model import ModelConfig, effective, unflatten
+from qkspectra.toy.task import HELD_OUT, generator, repeats
+from qkspectra.toy.train import train
 
 PAPER_RATIO = 2.9
 """Slowdown of learned-absolute models under symmetry, as the abstract states it."""
@@ -110,3 +118,82 @@ def multiverse(runs: dict[str, pd.DataFrame]) -> pd.DataFrame:
             row |= {name: result.ratio, f"{name}_low": result.low, f"{name}_high": result.high, f"{name}_p": result.p}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One trained seed, for a look inside.
+
+    Attributes:
+        model: its configuration.
+        theta: its parameters, one row.
+        heads: rows of its table at the last step.
+    """
+
+    model: ModelConfig
+    theta: Float32[Tensor, "1 parameters"]
+    heads: pd.DataFrame
+
+    def strongest(self, layer: int, behaviour: str) -> int:
+        """The head of a layer with the highest score at the end."""
+        rows = self.heads[self.heads["layer"] == layer]
+        return int(rows.loc[rows[behaviour].idxmax(), "head"])
+
+
+def trained(scheme: str, ban: str, cap: int = 2500, seed: int = FIRST_SEED) -> Trained:
+    """Train one seed of a condition of the causal study."""
+    config = condition(scheme, ban, cap=cap).config
+    run = train(config, [seed])
+    last = run.table[run.table["step"] == run.table["step"].max()]
+    return Trained(config.model, run.theta, last.reset_index(drop=True))
+
+
+def _operator(model: ModelConfig, theta: Tensor, layer: int) -> QKOperator:
+    wq, wk, rotary = effective(model, theta, layer)
+    return QKOperator(wq[0] * model.d_head**-0.5, wk[0], rotary=rotary)
+
+
+def kernel(run: Trained) -> pd.DataFrame:
+    """What the heads of layer 0 make of the offset alone: `k(delta)`, the mean score over pairs of different tokens.
+
+    `k(delta) = mean over u != v of x_u M(delta) x_v / sqrt(d_head)`, with `x` the normalised embeddings. Its even part
+    comes from the `Re M_t`, its odd part from the `Im M_t`: a head that prefers one direction by position has one.
+
+    Returns:
+        Columns `head`, `offset` (from `1 - length` to `length - 1`), `even`, `odd`, in units of the score.
+    """
+    op = _operator(run.model, run.theta, 0)
+    embed = unflatten(run.model, run.theta.double())["embed"][0]
+    x = F.layer_norm(embed, embed.shape[-1:]) if run.model.norm else embed
+    apart = ~torch.eye(len(x), dtype=torch.bool)
+    offsets = range(1 - run.model.length, run.model.length)
+    means = {delta: op.relative(delta).bilinear(x, x)[:, apart].mean(-1) for delta in offsets}
+    rows = []
+    for delta in offsets:
+        even, odd = (means[delta] + means[-delta]) / 2, (means[delta] - means[-delta]) / 2
+        for head in range(run.model.heads):
+            rows.append({"head": head, "offset": delta, "even": even[head].item(), "odd": odd[head].item()})
+    return pd.DataFrame(rows)
+
+
+def score_matrices(run: Trained) -> Float64[Tensor, "heads query key"]:
+    """Scores before mask and softmax of one held-out sequence in layer 0, for every pair, later keys included.
+
+    Additive position bias is left out: this is `x_i M(i - j) x_j / sqrt(d_head)`, where symmetry would show.
+    """
+    model, p = run.model, unflatten(run.model, run.theta.double())
+    batch = repeats([generator(FIRST_SEED, HELD_OUT)], 1, model.length, model.vocab)
+    h = p["embed"][0][batch.tokens[0, 0]]
+    if model.scheme == "absolute":
+        h = h + p["position"][0]
+    x = F.layer_norm(h, h.shape[-1:]) if model.norm else h
+    op = _operator(model, run.theta, 0)
+    scores = torch.empty(model.heads, model.length, model.length, dtype=torch.float64)
+    for delta in range(1 - model.length, model.length):
+        scores.diagonal(-delta, 1, 2).copy_(op.relative(delta).bilinear(x, x).diagonal(-delta, 1, 2))
+    return scores
+
+
+def asymmetry(scores: Float64[Tensor, "heads query key"]) -> Float64[Tensor, " heads"]:
+    """`|S - S^T| / |S + S^T|` of each score matrix: 0 when symmetric, about 1 when query and key are unrelated."""
+    return (scores - scores.mT).norm(dim=(1, 2)) / (scores + scores.mT).norm(dim=(1, 2))

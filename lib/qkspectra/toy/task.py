@@ -77,20 +77,20 @@ def head_scores(
     All earlier copies count (`m`), because content alone cannot tell them apart: an ideal head scores exactly 1, a head
     that parks on the first token exactly 0 except where the first token is itself the target.
     """
-    length = pattern.shape[-1]
+    seeds, batch, heads, length, _ = pattern.shape
     position = torch.arange(length, device=pattern.device)
     back = position[:, None] - position  # (query, key)
-    causal, past = back >= 0, back > 0
-    repeated = (position[:, None] >= period[..., None, None]).expand(-1, -1, length, length)
-    phase = back % period[..., None, None]
-    masks: dict[str, tuple[Tensor, int]] = {
-        "previous_token": ((back == 1).expand_as(phase), 1),
-        "induction": (repeated & causal & (phase == period[..., None, None] - 1), 0),
-        "duplicate_token": (repeated & past & (phase == 0), 0),
+    span = period[..., None, None]
+    repeated = position[:, None] >= span  # (seeds, batch, query, 1)
+    phase = back % span  # (seeds, batch, query, key)
+    masks = {
+        "previous_token": (back == 1).expand_as(phase),
+        "induction": repeated & (back >= 0) & (phase == span - 1),
+        "duplicate_token": repeated & (back > 0) & (phase == 0),
     }
-    rows = repeated[..., 0].sum((1, 2)).to(pattern.dtype)  # (seeds,)
-    scores = {}
-    for name, (mask, every_row) in masks.items():
-        mass = torch.einsum("sbhij,sbij->sh", pattern, mask.to(pattern.dtype))
-        scores[name] = mass / (pattern.shape[1] * (length - 1) if every_row else rows[:, None])
-    return scores
+    stacked = torch.stack([*masks.values()], -1).to(pattern.dtype).view(seeds * batch, length * length, len(masks))
+    mass = torch.bmm(pattern.reshape(seeds * batch, heads, length * length), stacked)
+    mass = mass.view(seeds, batch, heads, len(masks)).sum(1).unbind(-1)  # one (seeds, heads) for each mask
+    every_row, second = batch * (length - 1), repeated.sum((1, 2))  # rows that count
+    rows = {"previous_token": every_row, "induction": second, "duplicate_token": second}
+    return {name: each / rows[name] for name, each in zip(masks, mass, strict=True)}

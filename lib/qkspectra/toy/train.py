@@ -110,7 +110,7 @@ def train(
     """
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise InputError("seeds must be at least one, distinct and not negative")
-    state = _Ensemble(config, seeds, device)
+    state = Ensemble(config, seeds, device)
     tables, final = [], {}
     step = 0
     while True:
@@ -133,7 +133,7 @@ def train(
     )
 
 
-class _Ensemble:
+class Ensemble:
     """Parameters, optimiser and generators of the seeds that still train."""
 
     def __init__(self, config: TrainConfig, seeds: Sequence[int], device: torch.device | str) -> None:
