@@ -236,10 +236,26 @@ def test_an_option_that_may_change_scores_is_refused(tmp_path, case, changes, na
         open_model(str(tmp_path)).layer(1)
 
 
-def test_entries_that_leave_scores_alone_are_accepted(tmp_path):
-    tiny.save(tmp_path, "llama")
-    rewrite(tmp_path, is_llama_config=True, rope_interleaved=False, pretraining_tp=1, max_sequence_length=128)
-    assert open_model(str(tmp_path)).layout.n_heads == 4
+@pytest.mark.parametrize(
+    ("case", "entries"),
+    [
+        (
+            "llama",
+            {"is_llama_config": True, "rope_interleaved": False, "pretraining_tp": 1, "max_sequence_length": 128},
+        ),
+        ("gptj", {"rotary": True, "scale_attn_weights": True}),
+        ("bloom", {"attention_softmax_in_fp32": True, "offset_alibi": 100, "skip_bias_add": True}),
+        ("bert", {"position_embedding_type": "absolute", "pooler_num_attention_heads": 12}),
+        ("gemma2", {"sliding_window_size": 6, "cache_implementation": "hybrid"}),
+        ("gpt_bigcode", {"pad_key_length": True, "validate_runner_input": True, "summary_first_dropout": 0.1}),
+        ("phi3", {"full_attn_mod": 1, "attention_bias": False, "lm_head_bias": False}),
+        ("starcoder2", {"norm_type": "layer_norm", "mlp_type": "default"}),
+    ],
+)
+def test_entries_of_public_models_that_leave_scores_alone(tmp_path, case, entries):
+    tiny.save(tmp_path, case)
+    rewrite(tmp_path, **entries)
+    assert open_model(str(tmp_path)).layer(1).layer == 1
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

@@ -246,6 +246,7 @@ _GEMMA = (
     "query_pre_attn_scalar",
     "sliding_window",
     "sliding_window_pattern",
+    "sliding_window_size",  # an older name that Gemma 2 still carries beside the one in use
     "use_bidirectional_attention",
 )
 
