@@ -13,6 +13,9 @@ from pathlib import Path
 
 from ci.failure import BuildError
 
+KEPT = 10
+"""Executions of one chapter that are remembered."""
+
 
 def data_files(book: Path) -> list[Path]:
     """The files of `book/` that chapters may read: everything but pages, their other halves and what they write."""
@@ -72,6 +75,8 @@ def execute(root: Path, source: Path, parameters: dict[str, str], cache: Path, d
             os.replace(work / "figures", finished / "figures")
         if not kept.exists():
             os.replace(finished, kept)
+    for old in sorted(cache.glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime)[:-KEPT]:
+        shutil.rmtree(old)
     print(f"executing {name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     return kept
 

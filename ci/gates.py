@@ -26,6 +26,7 @@ def faults(html: Path, latex: Path | None, expected: list[str], build: Build) ->
     found: list[str] = []
     numbers: dict[str, str] = {}
     titles: list[str] = []
+    listings = ""
     for name in expected:
         path = html / "book" / f"{name}.html"
         if not path.is_file():
@@ -35,12 +36,13 @@ def faults(html: Path, latex: Path | None, expected: list[str], build: Build) ->
         found += page_faults(page, name, build)
         numbers |= html_numbers(page)
         titles.append(title(page))
+        listings += " ".join(block.get_text() for block in page.select("pre, code"))
     for sheet in sorted(html.rglob("*.css")):
         found += style_faults(sheet.read_text(encoding="utf-8"), sheet.name)
     if latex:
         log = (latex / f"{DOCUMENT}.log").read_text(encoding="utf-8", errors="replace")
         found += log_faults(log)
-        found += pdf_faults(pdf_text(latex / f"{DOCUMENT}.pdf"), titles, build)
+        found += pdf_faults(pdf_text(latex / f"{DOCUMENT}.pdf"), titles, build, listings)
         found += number_faults(numbers, latex_numbers((latex / f"{DOCUMENT}.aux").read_text(encoding="utf-8")))
     return found
 
@@ -108,8 +110,11 @@ def pdf_text(pdf: Path) -> str:
     return subprocess.run(["pdftotext", "-layout", str(pdf), "-"], capture_output=True, text=True, check=True).stdout
 
 
-def pdf_faults(text: str, titles: list[str], build: Build) -> list[str]:
-    """Faults in the text of the PDF: chapters or stamps that are missing, placeholders, raw TeX, unmapped glyphs."""
+def pdf_faults(text: str, titles: list[str], build: Build, listings: str = "") -> list[str]:
+    """Faults in the text of the PDF: chapters or stamps that are missing, placeholders, raw TeX, unmapped glyphs.
+
+    What also stands in the `listings`, the code and the printed output of the pages, may stand in the PDF.
+    """
     found = []
     flat = " ".join(text.split())
     found += [f"PDF: the chapter {heading!r} is missing" for heading in titles if heading not in flat]
@@ -120,7 +125,10 @@ def pdf_faults(text: str, titles: list[str], build: Build) -> list[str]:
         (RAW_TEX, "raw TeX"),
         (re.compile("\ufffd"), "unmapped glyph"),
     ):
-        found += [f"PDF: {what} near {flat[max(0, m.start() - 30) : m.end() + 30]!r}" for m in pattern.finditer(flat)]
+        for match in pattern.finditer(flat):
+            if match[0] not in listings:
+                context = flat[max(0, match.start() - 30) : match.end() + 30]
+                found.append(f"PDF: {what} near {context!r}")
     return found
 
 

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import time
 from dataclasses import dataclass
+from importlib.metadata import version as installed
 from pathlib import Path
 
 
@@ -46,7 +47,7 @@ def identify(root: Path, profile: str) -> Build:
         commit += "+changes"
     version = git("describe", "--tags", "--abbrev=0").removeprefix("v")
     if not version:
-        version = "0.1.0.dev" + (git("rev-list", "--count", "HEAD") or "0")
+        version = f"{installed('qkspectra')}.dev{git('rev-list', '--count', 'HEAD') or 0}"
     elif ahead := int(git("rev-list", "--count", f"v{version}..HEAD") or 0):
         version += f".post{ahead}"
     return Build(version, commit, int(git("log", "-1", "--format=%ct") or time.time()), profile, device())

@@ -1,9 +1,11 @@
 """Chapters run once for everything that their result depends on, and leave nothing behind when they fail."""
 
+import os
+
 import nbformat
 import pytest
 
-from ci.execute import cache_key, data_files, execute, is_notebook, run_notebook
+from ci.execute import KEPT, cache_key, data_files, execute, is_notebook, run_notebook
 from ci.failure import BuildError
 
 HEAD = """\
@@ -79,6 +81,19 @@ def test_a_chapter_is_executed_once_with_its_parameters_taken_literally(root):
     assert execute(*arguments) == folder
     assert (folder / "page.ipynb").stat().st_mtime_ns == stamp
     assert [path.name for path in (root / "cache").iterdir()] == [folder.name]
+
+
+def test_old_executions_are_forgotten(root):
+    for age in range(KEPT + 3):
+        folder = root / "cache" / f"page-{age:020x}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (age, age))
+    (root / "cache" / "other-0").mkdir()
+    kept = execute(root, root / "book" / "page.md", {"profile": "smoke"}, root / "cache", "CPU")
+    assert len(list((root / "cache").glob("page-*"))) == KEPT
+    assert kept.is_dir()
+    assert (root / "cache" / "other-0").is_dir()
+    assert not (root / "cache" / f"page-{0:020x}").exists()
 
 
 def test_a_failing_cell_leaves_nothing_behind(root):

@@ -96,6 +96,12 @@ def test_faults_in_the_text_of_the_pdf(text, fault):
     assert any(fault in found for found in gates.pdf_faults(text, ["Title"], BUILD))
 
 
+def test_code_in_the_pdf_is_no_fault():
+    text = TEXT + r'label = r"$\lambda$"  # TODO'
+    assert len(gates.pdf_faults(text, ["Title"], BUILD)) == 2
+    assert gates.pdf_faults(text, ["Title"], BUILD, listings=r'label = r"$\lambda$"  # TODO') == []
+
+
 def test_numbers_are_read_from_both_formats_and_compared():
     page = BeautifulSoup(
         '<figure id="fig-a"><p><span class="caption-number">Figure 1.2 </span></p></figure>'
