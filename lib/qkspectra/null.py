@@ -12,7 +12,7 @@ normal entries below the diagonal and `chi(m), chi(m - 1), ...` on it. The scale
 but the spectral radius.
 """
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import lru_cache
 
 import numpy as np
@@ -31,14 +31,19 @@ _PART = 64
 
 
 def null_operator(
-    d_head: int, d_model: int, samples: int, seed: int, rotary: Rotary | None = None, group: int = 1
+    d_head: int,
+    d_model: int,
+    samples: int,
+    seed: int | np.random.Generator,
+    rotary: Rotary | None = None,
+    group: int = 1,
 ) -> QKOperator:
     """Operators of the null, reduced to width `min(d_model, 2 d_head)`.
 
     Args:
         d_head, d_model: the shape of a head's rows; entries are standard normal.
         samples: query heads to draw, a multiple of `group`.
-        seed: of the generator; equal arguments give equal operators.
+        seed: of the generator, or the generator itself; equal seeds give equal operators.
         rotary: carried by the operator, for the phase measures.
         group: so many consecutive heads share their key rows, as in grouped-query attention. Heads of a group are
             dependent: it makes no difference to one head, but to any statistic of a population.
@@ -80,9 +85,11 @@ def null_samples(
 def _null_samples(d_head: int, d_model: int, samples: int, seed: int, frequencies: int, group: int) -> Spectrum:
     pairs = torch.arange(2 * frequencies).view(frequencies, 2)
     rotary = Rotary(pairs, torch.ones(frequencies, dtype=torch.float64)) if frequencies else None
-    op = null_operator(d_head, d_model, samples, seed, rotary, group)
-    # In parts: the intermediate results of all heads at once would outweigh everything else an audit holds.
-    parts = [measure(replace(op, wq=wq, wk=wk)) for wq, wk in zip(op.wq.split(_PART), op.wk.split(_PART), strict=True)]
+    rng = np.random.default_rng(seed)
+    # In parts: the rows and intermediate results of all heads at once would outweigh everything else an audit holds.
+    part = max(_PART // group, 1) * group
+    sizes = [min(part, samples - start) for start in range(0, samples, part)]
+    parts = [measure(null_operator(d_head, d_model, size, rng, rotary, group)) for size in sizes]
     names = [field.name for field in fields(Spectrum)]
     return Spectrum(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
