@@ -66,18 +66,10 @@ def audit(
         InputError: see `operators.operator_of`, `behaviour.behaviour` and `Weights.load`.
     """
     layout = weights.layout
-    group = layout.n_heads // layout.n_kv_heads
     frames = []
     for index in range(layout.n_layers):
         say(f"spectra of layer {index + 1} of {layout.n_layers}")
-        layer = weights.layer(index)
-        op = operator_of(layer, convention)
-        spectrum = measure(op)
-        null = null_samples(*op.wq.shape[1:], -(-samples // group) * group, seed, op.rotary, group)
-        scores = {f"z_{name}": values for name, values in z_scores(spectrum, null).items()}
-        numbers = _of_heads(spectrum) | {name: values.numpy() for name, values in scores.items()}
-        kv_head = layer.kv_head.numpy()
-        frames.append(pd.DataFrame({"layer": index, "kv_head": kv_head, "convention": op.convention, **numbers}))
+        frames.append(_spectra(weights, index, seed, convention, samples))
     table = pd.concat(frames, ignore_index=True)
     table["head"] = table.groupby("layer").cumcount()
     table = table.assign(**_about(weights))
@@ -166,6 +158,18 @@ def ablations(
                 row |= {f"{name}_{suffix}": value for name, value in outcome(seen, index, head).items()}
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _spectra(weights: Weights, index: int, seed: int, convention: str, samples: int) -> pd.DataFrame:
+    """The static columns of one layer. On return its tensors are gone, before those of the next one are read."""
+    group = weights.layout.n_heads // weights.layout.n_kv_heads
+    layer = weights.layer(index)
+    op = operator_of(layer, convention)
+    spectrum = measure(op)
+    null = null_samples(*op.wq.shape[1:], -(-samples // group) * group, seed, op.rotary, group)
+    scores = {f"z_{name}": values.numpy() for name, values in z_scores(spectrum, null).items()}
+    columns = {"layer": index, "kv_head": layer.kv_head.numpy(), "convention": op.convention}
+    return pd.DataFrame(columns | _of_heads(spectrum) | scores)
 
 
 def _of_heads(spectrum: Spectrum) -> dict[str, Any]:
