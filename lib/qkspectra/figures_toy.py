@@ -7,7 +7,7 @@ import pandas as pd
 from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import NullLocator, ScalarFormatter
 from torch import Tensor
 
 from qkspectra.spectrum import Spectrum
@@ -72,7 +72,7 @@ def formation_times(runs: pd.DataFrame, threshold: float = 0.9) -> Figure:
         if len(free):
             panel.axvline(free.median(), color=REST, linewidth=0.7, linestyle="--", zorder=0)
         panel.set_title(NAMES[scheme], fontsize=9)
-        _log_steps(panel)
+        _log_axis(panel, (20, 50, 100, 200, 500, 1000, 2000, 5000, 10000))
         panel.set_xlabel("formation step", fontsize=8)
         panel.tick_params(labelsize=7)
     panels[0].set_yticks(range(len(names)), names)
@@ -80,10 +80,13 @@ def formation_times(runs: pd.DataFrame, threshold: float = 0.9) -> Figure:
     return figure
 
 
-def _log_steps(axes: Axes) -> None:
+def _log_axis(axes: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic axis with plain numbers at those of the ticks that its range holds."""
     axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def contrasts(table: pd.DataFrame, level: float = 0.05) -> Figure:
@@ -119,9 +122,7 @@ def _interval(
 
 
 def _ratio_axis(axes: Axes) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    _log_axis(axes, (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 2, 2.5, 3, 4, 6, 8, 12, 16))
     axes.set_xlabel("ratio of formation steps", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
 
@@ -308,8 +309,10 @@ def dynamics(tracks: Mapping[str, pd.DataFrame], null: Spectrum, measure: str, l
             rows = track[track["role"] == role]
             for axes, column in ((top, role), (bottom, measure)):
                 lines = rows.dropna(subset=[column]).pivot(index="step", columns="seed", values=column)
-                axes.plot(lines.index, lines, color=colour, linewidth=0.4, alpha=0.5)
-                whole = lines.dropna(thresh=max(1, len(lines.columns) // 2)).median(axis=1)
+                for seed in lines:
+                    one = lines[seed].dropna()
+                    axes.plot(one.index, one, color=colour, linewidth=0.4, alpha=0.5)
+                whole = lines.dropna(thresh=len(lines.columns) // 2 + 1).median(axis=1)
                 axes.plot(whole.index, whole, color=colour, linewidth=1.8, label=role.replace("_", "-"))
         top.set_title(NAMES[scheme], fontsize=9)
         bottom.set_xlabel("step", fontsize=8)

@@ -107,6 +107,11 @@ def test_processes_give_the_same_table_as_one(tmp_path: Path) -> None:
     assert unit.seconds(two) > 0
 
 
+def test_another_state_of_the_library_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="another version of the library"):
+        Training(TINY, (0,), sources="older").run(Store(tmp_path))
+
+
 def test_only_missing_seeds_are_run(tmp_path: Path) -> None:
     store = Store(tmp_path)
     Training(TINY, (1,)).run(store)

@@ -1,7 +1,10 @@
 """The causal study: every ban under every scheme, and the pre-registered contrasts."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -94,6 +97,31 @@ PRIMARY = (
 """The pre-registered contrasts, as `book/preregistration.yml` states them."""
 
 
+CONTROLS = {
+    "symmetric": "scale-control",
+    "antisymmetric": "scale-control",
+    "rank-symmetric": "rank-control",
+    "rank-antisymmetric": "rank-control",
+    "semidefinite": "rank-control",
+    "normal": "rank-control",
+    "real-spectrum": "whitening-control",
+}
+"""For each ban, the condition that shares its parametrisation and bans nothing."""
+
+
+def blob_hash(path: Path) -> str:
+    """The name that git gives to a file's content."""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def verdict(asked: Contrast, row: Mapping[str, Any], level: float = 0.05) -> str:
+    """`supported`, `contradicted` or `undecided`, by the rule of the pre-registration."""
+    if row["q"] > level:
+        return "undecided"
+    return "supported" if (row["ratio"] > 1) == (asked.claim == "above") else "contradicted"
+
+
 def log_times(runs: pd.DataFrame, cell: Cell, threshold: float, layers: str = "both") -> pd.Series:
     """Logarithm of the formation step of each seed of a cell; a censored run counts at the cap."""
     chosen = runs[
@@ -111,11 +139,9 @@ def contrast(runs: pd.DataFrame, asked: Contrast, threshold: float = 0.9) -> tup
     control = log_times(runs, asked.under[0], threshold)
     for over, under in zip(asked.over[1:], asked.under[1:], strict=True):
         control = control + log_times(runs, over, threshold) - log_times(runs, under, threshold)
-    cells = {(cell.scheme, cell.ban) for cell in (*asked.over, *asked.under)}
+    cells = {str(cell) for cell in (*asked.over, *asked.under)}
     involved = runs[
-        [cell in cells for cell in zip(runs["scheme"], runs["ban"], strict=True)]
-        & (runs["threshold"] == threshold)
-        & (runs["layers"] == "both")
+        (runs["scheme"] + " " + runs["ban"]).isin(cells) & (runs["threshold"] == threshold) & (runs["layers"] == "both")
     ]
     treated, control = treated.align(control, join="inner")
     return paired_ratio(np.exp(treated.to_numpy()), np.exp(control.to_numpy())), int(involved["censored"].sum())
@@ -185,4 +211,29 @@ def slowdowns(runs: pd.DataFrame, threshold: float = 0.9) -> pd.DataFrame:
                 "loss": cell["loss"].mean(),
             }
         )
+    return pd.DataFrame(rows)
+
+
+def controlled(runs: pd.DataFrame, threshold: float = 0.9) -> pd.DataFrame:
+    """One row per scheme and ban of `CONTROLS`: formation over that of its control, exact interval and p, censoring."""
+    rows = []
+    for scheme in SCHEMES:
+        for ban, control in CONTROLS.items():
+            asked = Contrast(f"{scheme} {ban}", "", (Cell(scheme, ban),), (Cell(scheme, control),), "above")
+            if min(len(log_times(runs, cell, threshold)) for cell in (*asked.over, *asked.under)) == 0:
+                continue
+            result, censored = contrast(runs, asked, threshold)
+            rows.append(
+                {
+                    "scheme": scheme,
+                    "ban": ban,
+                    "control": control,
+                    "seeds": result.pairs,
+                    "ratio": result.ratio,
+                    "low": result.low,
+                    "high": result.high,
+                    "p": result.p,
+                    "censored": censored,
+                }
+            )
     return pd.DataFrame(rows)

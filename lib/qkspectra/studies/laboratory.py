@@ -5,7 +5,7 @@ accuracy of every run at every evaluation. `heads`: behaviour and spectra of eve
 the conditions of `WATCHED` at every evaluation. `multiverse`: formations of its cells, by variation and role.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,9 @@ def run(
 
 
 def gather(store: Store, seeds: int) -> dict[str, Result]:
-    """The four tables of the runs in the store; conditions with a missing seed keep the seeds they have.
+    """The four tables of the runs in the store; what is incomplete is left out.
+
+    A condition keeps the seeds it has; a point of the multiverse needs all four of its conditions.
 
     Raises:
         InputError: nothing has been run.
@@ -86,10 +88,11 @@ def gather(store: Store, seeds: int) -> dict[str, Result]:
         all_heads.append(table if unit.labels["ban"] in WATCHED and unit.labels["layers"] == "both" else table[last])
     cells = []
     for variation in symmetry.VARIATIONS:
-        for (scheme, role), whole in symmetry.cells(variation, seeds).items():
-            unit = _present(whole, store)
-            if unit is not None:
-                cells.append(formations([unit], store).assign(variation=variation.name, scheme=scheme, role=role))
+        present = {key: _present(whole, store) for key, whole in symmetry.cells(variation, seeds).items()}
+        if None in present.values():
+            continue
+        for (scheme, role), unit in present.items():
+            cells.append(formations([unit], store).assign(variation=variation.name, scheme=scheme, role=role))
     multiverse = pd.concat(cells, ignore_index=True)[
         ["variation", "scheme", "role", "seed", "threshold", "step", "censored", "diverged"]
     ]
@@ -136,13 +139,16 @@ def assembled(results: dict[str, Result]) -> Laboratory:
     )
 
 
+def obtain(profile: str, folder: Path, store: Store, seeds: int, workers: int) -> Laboratory:
+    """The tables that a profile reads: `paper` runs the laboratory in this store, the others read the shipped ones."""
+    if profile != "paper":
+        return load(folder)
+    run(store, seeds, workers)
+    return assembled(gather(store, seeds))
+
+
 def agreement(
-    shipped: Laboratory,
-    store: Store,
-    cells: Iterable[bans.Cell],
-    seeds: int,
-    cap: int,
-    say: Callable[[str], None] = print,
+    shipped: Laboratory, store: Store, cells: Iterable[bans.Cell], seeds: int, cap: int, workers: int = 1
 ) -> pd.DataFrame:
     """Train cells of the causal study again and compare every evaluation with the shipped curve of the same seed.
 
@@ -152,12 +158,11 @@ def agreement(
         One row per cell: `scheme`, `ban`, `seeds`, `evaluations` compared, largest difference in `accuracy` and `loss`,
         and how many `formations` at 0.9 fell on the same step of how many (`formed`) within the rerun.
     """
+    again = {cell: bans.rerun(cell, seeds, cap) for cell in cells}
+    with compute.processes(workers) as executor:
+        compute.run([part for whole in again.values() for part in split(whole, ENSEMBLE)], store, executor)
     rows = []
-    for cell in cells:
-        whole = bans.rerun(cell, seeds, cap)
-        for part in split(whole, ENSEMBLE):
-            say(f"training {part.label}")
-            part.run(store)
+    for cell, whole in again.items():
         mine = curves(whole.table(store), list(whole.labels)).set_index(["seed", "step"])
         theirs = _of(shipped.curves, cell).set_index(["seed", "step"])
         common = mine.index.intersection(theirs.index)

@@ -88,19 +88,18 @@ def conditions(seeds: int) -> list[Training]:
     return list({repr(unit.config): unit for unit in units}.values())
 
 
-def multiverse(runs: dict[str, pd.DataFrame]) -> pd.DataFrame:
+def multiverse(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per point: slowdown under each scheme and their ratio, with exact intervals.
 
     Args:
-        runs: by name of the variation, the formations of its cells, with the columns `scheme`, `role` (`none` or
-            `symmetric`), `seed`, `threshold`, `step`, `censored`.
+        runs: formations with the columns `variation`, `scheme`, `role` (`none` or `symmetric`), `seed`, `threshold`,
+            `step`, `censored`. Points that it lacks are left out.
     """
     rows = []
     for variation in VARIATIONS:
-        if variation.name not in runs:
+        table = runs[(runs["variation"] == variation.name) & (runs["threshold"] == variation.threshold)]
+        if table.empty:
             continue
-        table = runs[variation.name]
-        table = table[table["threshold"] == variation.threshold]
         steps = table.pivot(index="seed", columns=["scheme", "role"], values="step").astype(float).dropna()
         costs = {s: steps[s, "symmetric"] / steps[s, "none"] for s in SCHEMES}
         medians = {f"{s}_baseline": float(steps[s, "none"].median()) for s in SCHEMES}

@@ -48,11 +48,13 @@ class Training:
         config: the condition.
         seeds: its seeds.
         labels: columns that tell the condition from others in tables, such as `ban`; none of them a column of `Run`.
+        sources: hash of the source that is to run it.
     """
 
     config: TrainConfig
     seeds: tuple[int, ...]
     labels: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    sources: str = SOURCES
 
     @property
     def label(self) -> str:
@@ -61,7 +63,7 @@ class Training:
 
     def address(self, seed: int) -> Address:
         # A seed's result does not depend on the ensemble it was trained in, so neither does its address.
-        return Address(STUDY, {**self.config.parameters(), "seed": seed}, SOURCES)
+        return Address(STUDY, {**self.config.parameters(), "seed": seed}, self.sources)
 
     def missing(self, store: Store) -> list[int]:
         return [seed for seed in self.seeds if store.get(self.address(seed)) is None]
@@ -70,7 +72,15 @@ class Training:
         return not self.missing(store)
 
     def run(self, store: Store) -> None:
-        """Train the seeds that the store lacks, and store each."""
+        """Train the seeds that the store lacks, and store each.
+
+        Raises:
+            InputError: this process has another state of the library than the one that asked.
+        """
+        if self.sources != SOURCES:
+            raise InputError(
+                "a worker runs another version of the library than its caller: start it again from the same"
+            )
         missing = self.missing(store)
         if not missing:
             return
