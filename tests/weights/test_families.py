@@ -226,6 +226,12 @@ def test_llama_before_it_had_a_base_to_state(tmp_path):
         ("mpt", {"attn_config": {"alibi": False}}, "alibi"),
         ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln"),
         ("gptj", {"rotary_dim": 7}, "7 rows"),
+        ("gpt_neox", {"rotary_pct": 1.5, "rope_parameters": ..., "rotary_emb_base": 1e4}, "1.5 is not a share"),
+        ("llama", {"rope_parameters": ..., "rope_theta": 1e4, "rope_scaling": "linear"}, "linear.*not understood"),
+        ("llama", {"rope_parameters": tiny.LLAMA3 | {"factor": 0}}, "not positive numbers"),
+        ("llama", {"rope_parameters": tiny.YARN | {"original_max_position_embeddings": -3}}, "make sense"),
+        ("llama", {"rope_parameters": tiny.YARN | {"surprise": 1}}, "surprise"),
+        ("phi3", {"rope_parameters": tiny.LONGROPE | {"short_factor": [1.0]}}, "short_factor"),
         ("gpt_neox", {"head_dim_of_keys": 3}, "head_dim_of_keys"),
     ],
 )

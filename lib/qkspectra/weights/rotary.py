@@ -55,7 +55,8 @@ def rotary(parameters: dict[str, Any], d_rot: int, max_positions: int, interleav
         interleaved: which rows form a pair.
 
     Raises:
-        InputError: no base, an unknown kind of scaling, or an unknown or missing parameter of it.
+        InputError: no base, an unknown kind of scaling, or a parameter of it that is unknown, missing, or no such
+            number.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in _KNOWN:
@@ -69,24 +70,56 @@ def rotary(parameters: dict[str, Any], d_rot: int, max_positions: int, interleav
     base = parameters.get("rope_theta")
     if base is None:
         raise InputError("the configuration names no rotary base: add rope_theta to it")
-    theta, factor = base_frequencies(float(base), d_rot), 1.0
-    if kind == "linear":  # positions divided by the factor (Chen et al. 2023, arXiv 2306.15595)
-        theta = theta / parameters["factor"]
-    elif kind == "llama3":
-        theta = _llama3(theta, parameters)
-    elif kind == "yarn":
-        theta, factor = _yarn(theta, float(base), d_rot, parameters)
-    elif kind == "longrope":
-        theta, factor = _longrope(theta, max_positions, parameters)
-    # "dynamic" rescales the base beyond max_positions only, where no sequence is measured.
+    try:
+        theta, factor = _scaled(kind, float(base), d_rot, max_positions, parameters)
+    except (TypeError, ValueError, ArithmeticError):
+        raise InputError(f"rotary parameters {parameters} are no numbers that make sense") from None
+    if not (torch.isfinite(theta).all() and (theta > 0).all() and math.isfinite(factor)):
+        raise InputError(f"rotary parameters {parameters} lead to frequencies that are not positive numbers")
     return Rotary(pairs=pair_rows(d_rot, interleaved), theta=theta, factor=factor)
+
+
+def _scaled(kind: str, base: float, d_rot: int, max_positions: int, p: dict[str, Any]) -> tuple[Tensor, float]:
+    theta, factor = base_frequencies(base, d_rot), 1.0
+    if kind == "linear":  # positions divided by the factor (Chen et al. 2023, arXiv 2306.15595)
+        theta = theta / p["factor"]
+    elif kind == "llama3":
+        theta = _llama3(theta, p)
+    elif kind == "yarn":
+        theta, factor = _yarn(theta, base, d_rot, p)
+    elif kind == "longrope":
+        theta, factor = _longrope(theta, max_positions, p)
+    # "dynamic" rescales the base beyond max_positions only, where no sequence is measured.
+    return theta, factor
 
 
 def longest(parameters: dict[str, Any], max_positions: int | None) -> int | None:
     """Positions over which one set of frequencies holds: longrope switches beyond its original length."""
-    if (parameters.get("rope_type") or parameters.get("type")) == "longrope":
-        return parameters["original_max_position_embeddings"]
-    return max_positions
+    if (parameters.get("rope_type") or parameters.get("type")) != "longrope":
+        return max_positions
+    length = parameters.get("original_max_position_embeddings")
+    if not isinstance(length, int) or length < 1:
+        raise InputError(f"rotary scaling longrope with original_max_position_embeddings={length} makes no sense")
+    return length
+
+
+def rotated_rows(parameters: dict[str, Any], d_head: int) -> int:
+    """`d_rot`: the share of a head that `partial_rotary_factor` says, all of it by default.
+
+    Raises:
+        InputError: a share that is none, or rows that make no pairs.
+    """
+    share = parameters.get("partial_rotary_factor", 1.0)
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise InputError(f"a partial_rotary_factor of {share} is not a share of the head")
+    return even(int(d_head * share))
+
+
+def even(d_rot: int) -> int:
+    """`d_rot`, once it is known to make pairs."""
+    if d_rot < 2 or d_rot % 2:
+        raise InputError(f"the configuration rotates {d_rot} rows of each head, which make no pairs")
+    return d_rot
 
 
 def _llama3(theta: Tensor, p: dict[str, Any]) -> Tensor:

@@ -77,7 +77,8 @@ def dequantise(gguf: Path, folder: Path) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    first, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{first} {rest[0].strip()}" if first.endswith(":") and rest else first
 
 
 @contextmanager

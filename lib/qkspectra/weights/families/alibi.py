@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qkspectra.errors import InputError
 from qkspectra.weights import rotary
-from qkspectra.weights.families.common import BASE, Config, Family, LayerTensors, by_head, grouped, sizes
+from qkspectra.weights.families.common import BASE, Config, Family, LayerTensors, by_head, grouped, head_width, sizes
 from qkspectra.weights.families.rope import flat_parameters
 from qkspectra.weights.layout import LayerQK, ModelLayout, Norm
 
@@ -92,7 +92,8 @@ def _falcon_layout(c: Config) -> ModelLayout:
     if c.alibi:
         return sizes(c, "alibi", None, n_kv_heads=n_kv_heads)
     limit = rotary.longest(flat_parameters(c, partial=False), c.max_position_embeddings)
-    return sizes(c, "rope", limit, n_kv_heads=n_kv_heads, d_rot=c.hidden_size // c.num_attention_heads)
+    d_head = head_width(c.hidden_size, c.num_attention_heads)
+    return sizes(c, "rope", limit, n_kv_heads=n_kv_heads, d_rot=rotary.even(d_head))
 
 
 def _falcon(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:

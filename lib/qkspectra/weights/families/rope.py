@@ -30,7 +30,7 @@ def flat_parameters(c: Config, partial: bool) -> dict[str, Any]:
         InputError: none at all, or a partial rotation where the family does not know one.
     """
     parameters = c.rope_parameters
-    if not parameters:
+    if not isinstance(parameters, dict) or not parameters:
         raise InputError("the configuration names no rotary parameters: add rope_theta to it")
     if not partial and parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(f"{c.model_type} with a partial rotation (partial_rotary_factor) is not supported")
@@ -42,14 +42,7 @@ def rope_layout(c: Config, *, partial: bool = False, d_head: int | None = None) 
     parameters = flat_parameters(c, partial)
     limit = rotary.longest(parameters, c.max_position_embeddings)
     m = sizes(c, "rope", limit, d_head=d_head, n_kv_heads=getattr(c, "num_key_value_heads", None))
-    return replace(m, d_rot=even(c, int(m.d_head * parameters.get("partial_rotary_factor", 1.0))))
-
-
-def even(c: Config, d_rot: int) -> int:
-    """`d_rot`, once it is known to make pairs."""
-    if d_rot < 2 or d_rot % 2:
-        raise InputError(f"{c.model_type} rotates {d_rot} rows of each head, which make no pairs")
-    return d_rot
+    return replace(m, d_rot=rotary.rotated_rows(parameters, m.d_head))
 
 
 def _free_width(c: Config) -> ModelLayout:
@@ -162,7 +155,9 @@ def _gemma3_layout(c: Config) -> ModelLayout:
     refuse(c, "use_bidirectional_attention", "only causal attention is")
     refuse(c, "attn_logit_softcapping", "Transformers does not apply it in this family")
     limits = [rotary.longest(c.rope_parameters[kind], c.max_position_embeddings) for kind in set(c.layer_types)]
-    return sizes(c, "rope", min(limits), d_head=c.head_dim, n_kv_heads=c.num_key_value_heads, d_rot=even(c, c.head_dim))
+    return sizes(
+        c, "rope", min(limits), d_head=c.head_dim, n_kv_heads=c.num_key_value_heads, d_rot=rotary.even(c.head_dim)
+    )
 
 
 def _gemma3(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
@@ -263,7 +258,7 @@ GPTJ_BASE = {"rope_type": "default", "rope_theta": 10000.0}
 
 def gptj_layout(c: Config) -> ModelLayout:
     """Sizes of GPT-J and CodeGen, whose configuration counts the rotated rows."""
-    return sizes(c, "rope", c.max_position_embeddings, d_rot=even(c, c.rotary_dim))
+    return sizes(c, "rope", c.max_position_embeddings, d_rot=rotary.even(c.rotary_dim))
 
 
 def _gptj(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:

@@ -63,6 +63,8 @@ def check_stated(fields: dict[str, Any], family: Family) -> None:
         InputError: naming the entry to add.
     """
     rotary = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(rotary, dict):
+        raise InputError(f"config.json states rotary parameters as {rotary!r}, which is not understood")
     nested = {f"{kind}.{name}" for kind, inner in rotary.items() if isinstance(inner, dict) for name in inner}
     entries = fields.keys() | rotary.keys() | nested
     for spellings in family.stated:
