@@ -2,12 +2,13 @@
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from tests.oracle import dense
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from tests.weights import tiny
 
 from qkspectra.attention import tapped
 from qkspectra.channels import CHANNELS
@@ -17,49 +18,21 @@ from qkspectra.weights import open_model
 
 PARTS = ("phase", "symmetric", "antisymmetric")
 
-MODELS = {
-    "grouped-query": ("llama", {"num_key_value_heads": 2, "attention_bias": True}),
-    "partial rotary": (
-        "gpt_neox",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
-    ),
-    "interleaved": (
-        "gptj",
-        {"rotary_dim": 4, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 48, "n_positions": 64},
-    ),
-    "query-key norm": ("qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
-    "soft cap": (
-        "gemma2",
-        {"num_key_value_heads": 2, "head_dim": 8, "attn_logit_softcapping": 0.5, "sliding_window": 5},
-    ),
-    "alibi": ("bloom", {"n_head": 4, "n_layer": 2}),
-    "learned positions": ("gpt2", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 48, "n_positions": 64}),
-    "bidirectional": ("bert", {"max_position_embeddings": 64}),
-}
-ROTARY = ("grouped-query", "partial rotary", "interleaved", "query-key norm", "soft cap")
+ROTARY = ("llama-free-width-bias", "gpt_neox", "gptj", "qwen3", "gemma2", "olmo")
+"""Grouped-query with biases, partial rotary, interleaved, query-key norm, soft cap and windows, clipped."""
+MODELS = (*ROTARY, "bloom", "falcon-alibi", "gpt2", "gpt_neo", "bert")
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """`opened(kind)`: a random model of that kind, saved and opened again: weights, model, modules, token ids."""
-    kept = {}
+    """`opened(name)`: the random model of that name, saved and opened: weights, model, modules, token ids."""
 
-    def make(kind):
-        if kind not in kept:
-            family, changes = MODELS[kind]
-            torch.manual_seed(0)
-            sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-            config = AutoConfig.for_model(family, **{"vocab_size": 61, **sizes, **changes})
-            model = (AutoModel if family == "bert" else AutoModelForCausalLM).from_config(config)
-            with torch.no_grad():  # the usual initialisation makes every pattern flat
-                for parameter in model.parameters():
-                    parameter.add_(torch.randn_like(parameter) * (0.3 if parameter.ndim > 1 else 0.1))
-            folder = tmp_path_factory.mktemp("model")
-            model.save_pretrained(folder)
-            weights = open_model(str(folder))
-            running = weights.load()
-            kept[kind] = weights, running, weights.attention_modules(running), torch.randint(0, 61, (2, 9))
-        return kept[kind]
+    @cache
+    def make(name):
+        weights = open_model(str(tiny.save(tmp_path_factory.mktemp("model"), name)))
+        model = weights.load()
+        torch.manual_seed(0)
+        return weights, model, weights.attention_modules(model), torch.randint(0, tiny.VOCAB, (2, 9))
 
     return make
 
@@ -88,6 +61,7 @@ def reference(layer, x, head, channel):
 
     def project(weight, bias, norm, h):
         y = x @ weight[h].numpy().T + (0 if bias is None else bias[h].numpy())
+        y = y if layer.clip is None else np.clip(y, -layer.clip, layer.clip)
         if norm is not None:
             y = y / np.sqrt((y**2).mean(-1, keepdims=True) + norm.eps) * norm.weight[h].numpy()
         return y
@@ -111,13 +85,13 @@ def reference(layer, x, head, channel):
                 scores = scores + z.imag * np.sin(theta * back)
     scores = layer.scale * scores
     if layer.alibi is not None:
-        scores = scores - layer.alibi[head].item() * back
+        scores = scores - (layer.scale if layer.alibi_scaled else 1) * layer.alibi[head].item() * back
     return scores if layer.softcap is None else layer.softcap * np.tanh(scores / layer.softcap)
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_rebuilding_every_head_in_full_changes_nothing(opened, kind):
-    weights, model, modules, tokens = opened(kind)
+@pytest.mark.parametrize("name", MODELS)
+def test_rebuilding_every_head_in_full_changes_nothing(opened, name):
+    weights, model, modules, tokens = opened(name)
     before = answer(model, tokens)
     heads = range(weights.layout.n_heads)
     with ExitStack() as stack:
@@ -130,11 +104,11 @@ def test_rebuilding_every_head_in_full_changes_nothing(opened, kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "channel"),
-    [(kind, channel) for kind in MODELS for channel in PARTS if channel != "phase" or kind in ROTARY],
+    ("name", "channel"),
+    [(name, channel) for name in MODELS for channel in PARTS if channel != "phase" or name in ROTARY],
 )
-def test_ablated_scores_are_the_reference_and_other_heads_keep_theirs(opened, kind, channel):
-    weights, model, modules, tokens = opened(kind)
+def test_ablated_scores_are_the_reference_and_other_heads_keep_theirs(opened, name, channel):
+    weights, model, modules, tokens = opened(name)
     layer, heads = weights.layer(1), [1, 2]
     with recorded(modules) as plain:
         answer(model, tokens)
@@ -144,14 +118,14 @@ def test_ablated_scores_are_the_reference_and_other_heads_keep_theirs(opened, ki
     visible = plain["pattern"][1] > 0
     assert torch.equal(seen["pattern"][1] > 0, visible)
     assert torch.equal(seen["scores"][0], plain["scores"][0])
-    for head in range(4):
+    for head in range(weights.layout.n_heads):
         if head not in heads:
             assert torch.equal(scores[:, head], before[:, head])
             continue
         for sequence in range(2):
             kept = visible[sequence, head].numpy()
             difference = scores[sequence, head].numpy() - reference(layer, x[sequence], head, channel)
-            if kind == "alibi":  # known up to a constant of the row
+            if layer.alibi is not None:  # known up to a constant of the row
                 difference = difference - difference[:, :1]
             assert np.abs(difference[kept]).max() < 1e-5
             assert (scores - before)[sequence, head].numpy()[kept].std() > 1e-3
@@ -159,7 +133,7 @@ def test_ablated_scores_are_the_reference_and_other_heads_keep_theirs(opened, ki
 
 @pytest.mark.parametrize("channel", PARTS)
 def test_ablated_scores_are_those_of_the_dense_operators(opened, channel):
-    weights, model, modules, tokens = opened("grouped-query")
+    weights, model, modules, tokens = opened("llama-free-width-bias")
     layer, head = weights.layer(1), 3
     with recorded(modules) as seen, ablated(modules, layer, [head], channel):
         answer(model, tokens)
@@ -181,9 +155,9 @@ def test_ablated_scores_are_those_of_the_dense_operators(opened, channel):
             assert seen["scores"][1][0, head, i, j].item() == pytest.approx(layer.scale * x[i] @ m @ x[j], abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["grouped-query", "query-key norm"])
-def test_without_its_phase_a_head_sees_a_constant_sequence_evenly(opened, kind):
-    weights, model, modules, _ = opened(kind)
+@pytest.mark.parametrize("name", ["llama-free-width-bias", "qwen3"])
+def test_without_its_phase_a_head_sees_a_constant_sequence_evenly(opened, name):
+    weights, model, modules, _ = opened(name)
     tokens, everything = torch.full((1, 9), 7), torch.zeros(1, 1, 9, 9)  # no mask: later keys are scored too
     with recorded(modules) as plain:
         answer(model, tokens, attention_mask=everything)
@@ -197,7 +171,7 @@ def test_without_its_phase_a_head_sees_a_constant_sequence_evenly(opened, kind):
 
 
 def test_ablations_of_two_layers_nest(opened):
-    weights, model, modules, tokens = opened("grouped-query")
+    weights, model, modules, tokens = opened("llama-free-width-bias")
     with recorded(modules) as seen, ExitStack() as stack:
         for index in (0, 1):
             stack.enter_context(ablated(modules, weights.layer(index), [index], "phase"))
@@ -209,16 +183,16 @@ def test_ablations_of_two_layers_nest(opened):
 
 
 @pytest.mark.parametrize(
-    ("kind", "heads", "channel", "says"),
+    ("name", "heads", "channel", "says"),
     [
-        ("learned positions", [0], "phase", "no rotary"),
-        ("alibi", [0], "phase", "no rotary"),
-        ("grouped-query", [4], "phase", "no head 4: its heads are 0 to 3"),
-        ("grouped-query", [0, -1], "symmetric", "no head -1"),
-        ("grouped-query", [0], "static", "choose from phase, symmetric, antisymmetric"),
+        ("gpt2", [0], "phase", "no rotary"),
+        ("bloom", [0], "phase", "no rotary"),
+        ("llama-free-width-bias", [6], "phase", "no head 6: its heads are 0 to 5"),
+        ("llama-free-width-bias", [0, -1], "symmetric", "no head -1"),
+        ("llama-free-width-bias", [0], "static", "choose from phase, symmetric, antisymmetric"),
     ],
 )
-def test_what_cannot_be_removed_is_refused(opened, kind, heads, channel, says):
-    weights, _, modules, _ = opened(kind)
+def test_what_cannot_be_removed_is_refused(opened, name, heads, channel, says):
+    weights, _, modules, _ = opened(name)
     with pytest.raises(InputError, match=says), ablated(modules, weights.layer(0), heads, channel):
         pass

@@ -6,12 +6,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tests.weights import tiny
 
 from qkspectra import open_model
 from qkspectra.null import null_operator, null_samples
 from qkspectra.store import Store
 from qkspectra.studies import static
 from qkspectra.studies.audit import audit, offsets
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory):
+    return tiny.save(tmp_path_factory.mktemp("llama"), "llama-grouped")
 
 
 @pytest.fixture
@@ -50,7 +56,7 @@ def test_standing_counts_pairs(table):
 
 
 def test_scaled_eigenvalues_of_a_gaussian_head_fill_the_unit_disc():
-    values = static.scaled_eigenvalues(null_operator(48, 2000, 40, seed=0))
+    values = static.scaled_eigenvalues(null_operator(48, 2000, 40, seed=0), 2000)
     radius = values.abs()
     assert radius.max() < 1.35
     # Uniform in the disc: half of the points lie within radius sqrt(1/2), and so on.
@@ -61,7 +67,7 @@ def test_scaled_eigenvalues_of_a_gaussian_head_fill_the_unit_disc():
 def test_a_null_population_lies_in_the_null(tiny_llama):
     weights = open_model(str(tiny_llama))
     null = static.null_of(weights, 600, seed=0)
-    drawn = null_samples(8, 32, 600, seed=1, rotary=weights.layer(0).rotary, group=2)
+    drawn = null_samples(8, 48, 600, seed=1, rotary=weights.layer(0).rotary, group=3)
     names = ["antisymmetric_energy", "eigen_rotation", "phase_energy"]
     table = pd.DataFrame({name: getattr(drawn, name) for name in names})
     seen = static.population(weights, table, null, names)

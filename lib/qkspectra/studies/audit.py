@@ -1,6 +1,7 @@
 """The static audit of one model: one row a head, what it does beside what its operator looks like."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pandas as pd
@@ -158,6 +159,47 @@ def ablations(
                 row |= {f"{name}_{suffix}": value for name, value in outcome(seen, index, head).items()}
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def offsets(
+    weights: Weights,
+    heads: Sequence[tuple[int, int]],
+    without: tuple[int, int, str] | None = None,
+    *,
+    seed: int = 0,
+    bos: int | None = None,
+    batch: int = BATCH,
+    length: int = LENGTH,
+    say: Say = _silent,
+) -> pd.DataFrame:
+    """How far back heads look in the second copy, in the whole model or in one that lost a channel of one head.
+
+    Args:
+        weights: from `open_model`.
+        heads: pairs `(layer, head)` to report.
+        without: `(layer, head, channel)` to remove, see `intervene.ablated`; `None` for the whole model.
+        seed, bos, batch, length: of the sequences, see `repeats`.
+        say: told, in a few words, what is being done.
+
+    Returns:
+        One row per head and offset from 0 to the length of a copy: `layer`, `head`, `offset`, and `attention`, the mean
+        over batch and second-copy rows of the pattern that many positions back.
+    """
+    say("loading the model")
+    model = weights.load()
+    modules = weights.attention_modules(model)
+    tokens = repeats(weights, seed=seed, bos=bos, batch=batch, length=length)
+    say(f"running it on {batch} sequences")
+    with ExitStack() as stack:
+        if without is not None:
+            index, head, channel = without
+            stack.enter_context(ablated(modules, weights.layer(index), [head], channel))
+        seen = behaviour(model, modules, tokens).by_offset
+    parts = [
+        pd.DataFrame({"layer": index, "head": head, "offset": range(seen.shape[-1]), "attention": seen[index, head]})
+        for index, head in heads
+    ]
+    return pd.concat(parts, ignore_index=True)
 
 
 def _spectra(weights: Weights, index: int, seed: int, convention: str, samples: int) -> pd.DataFrame:

@@ -1,0 +1,251 @@
+"""Figures of the static audit: one function each, from the tables of `studies.audit` and `studies.static`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Complex128, Float64
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from qkspectra.spectrum import Spectrum
+from qkspectra.studies.static import Heads, rows
+
+PREVIOUS, INDUCTION, PHASE, REST, NULL = "#0072b2", "#d55e00", "#009e73", "#8c8c8c", "#d9d9d9"
+"""One colour per role throughout, told apart by eyes of every kind (Okabe and Ito 2008)."""
+
+ROLES = {
+    "previous": (PREVIOUS, "o", "strongest previous-token heads"),
+    "induction": (INDUCTION, "s", "strongest induction heads"),
+}
+"""Colour, marker and label of the heads that are singled out."""
+
+NAMED = {"previous": 6, "induction": 1}
+"""So many of them carry their name where they are not in each other's way."""
+
+Marked = Mapping[str, Mapping[str, Heads]]
+"""Model to role (a key of `ROLES`) to heads."""
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """One head: where its eigenvalues lie and how far back it looks.
+
+    Attributes:
+        title: of the column.
+        eigenvalues: from `studies.static.scaled_eigenvalues`.
+        null: the same of heads of the null.
+        offsets: columns `offset` and `attention`, from `studies.audit.offsets`.
+        colour: of its role.
+    """
+
+    title: str
+    eigenvalues: Complex128[Tensor, " d_head"]
+    null: Complex128[Tensor, " points"]
+    offsets: pd.DataFrame
+    colour: str
+
+
+def portraits(heads: Sequence[Portrait]) -> Figure:
+    """A column a head: eigenvalues in the complex plane over those of the null; below, mean attention by offset."""
+    figure = Figure(figsize=(1.9 * len(heads), 3.9), layout="constrained")
+    above, below = figure.subplots(2, len(heads), height_ratios=(3, 2), squeeze=False)
+    circle = np.exp(1j * np.linspace(0, 2 * np.pi, 200))
+    for plane, profile, head in zip(above, below, heads, strict=True):
+        reach = 1.1 * max(1.1, head.eigenvalues.abs().max().item())
+        plane.plot(head.null.real, head.null.imag, ".", color=NULL, markersize=1.5, zorder=0, rasterized=True)
+        plane.plot(circle.real, circle.imag, color=REST, linewidth=0.6)
+        plane.plot(head.eigenvalues.real, head.eigenvalues.imag, ".", color=head.colour, markersize=5)
+        plane.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", title=head.title)
+        plane.set(xlabel=r"$\mathrm{Re}\,\lambda$", ylabel=r"$\mathrm{Im}\,\lambda$")
+        profile.vlines(head.offsets["offset"], 0, head.offsets["attention"], color=head.colour, linewidth=1.4)
+        profile.set(xlabel="positions back", ylabel="attention", ylim=(0, 1))
+    for axes in (*above[1:], *below[1:]):
+        axes.set_ylabel("")
+    return figure
+
+
+def population(
+    tables: Mapping[str, pd.DataFrame],
+    nulls: Mapping[str, Spectrum],
+    marked: Marked,
+    measures: Mapping[str, str],
+) -> Figure:
+    """Histograms of measures over all heads of each model, over the null's median and band; marked heads as ticks.
+
+    Args:
+        tables: model to audit.
+        nulls: model to null.
+        marked: heads to single out.
+        measures: column to label, one column of panels each.
+    """
+    figure = Figure(figsize=(6.9, 2.1 * len(tables) + 0.4), layout="constrained")
+    grid = figure.subplots(len(tables), len(measures), squeeze=False)
+    for line, (model, table) in zip(grid, tables.items(), strict=True):
+        for axes, (name, label) in zip(line, measures.items(), strict=True):
+            expected = getattr(nulls[model], name)
+            axes.axvspan(*_band(expected), color=NULL, label="Gaussian null, 95 %")
+            axes.axvline(expected.median().item(), color=REST, linewidth=0.8)
+            axes.hist(table[name], 36, histtype="step", color="black", linewidth=1, label="all heads")
+            top = axes.get_ylim()[1]
+            for height, (role, heads) in zip((1.06, 1.16), marked[model].items(), strict=False):
+                colour, _, text = ROLES[role]
+                values = rows(table, heads)[name]
+                axes.plot(values, np.full(len(values), height * top), "|", color=colour, markersize=8, label=text)
+            axes.set(ylim=(0, 1.25 * top), xlabel=label)
+        line[0].set_ylabel(f"heads of {model}")
+    _legend(figure, grid[0, 0])
+    return figure
+
+
+def association(
+    tables: Mapping[str, pd.DataFrame],
+    nulls: Mapping[str, Spectrum],
+    marked: Marked,
+) -> Figure:
+    """Previous-token score against eigen-rotation, a panel a model, with the null's central 95 % as a band.
+
+    Args:
+        tables, nulls, marked: as in `population`.
+    """
+    figure = Figure(figsize=(6.9, 3.3), layout="constrained")
+    panels = figure.subplots(1, len(tables), squeeze=False, sharey=True)[0]
+    for axes, (model, table) in zip(panels, tables.items(), strict=True):
+        expected = nulls[model].eigen_rotation
+        axes.axhspan(*_band(expected), color=NULL, label="Gaussian null, 95 %")
+        axes.axhline(
+            table["eigen_rotation"].median(), color="black", linewidth=0.8, linestyle=":", label="median of all heads"
+        )
+        axes.plot(table["previous_token"], table["eigen_rotation"], ".", color=REST, markersize=3, label="other heads")
+        for role, heads in marked[model].items():
+            colour, shape, text = ROLES[role]
+            chosen = rows(table, heads)
+            axes.plot(chosen["previous_token"], chosen["eigen_rotation"], shape, color=colour, markersize=4, label=text)
+            for _, head in chosen.head(NAMED[role]).iterrows():
+                where = (head["previous_token"], head["eigen_rotation"])
+                axes.annotate(_name(head), where, (4, -3), textcoords="offset points", fontsize=6, color=colour)
+        axes.set(title=model, xlabel="previous-token score", xlim=(-0.03, 1.12))
+    panels[0].set_ylabel("eigen-rotation")
+    _legend(figure, panels[0])
+    return figure
+
+
+def ablations(effects: pd.DataFrame, groups: Mapping[str, tuple[str, str]]) -> Figure:
+    """Before and after the ablation of each head alone: its own score, induction, loss on the second copy.
+
+    Args:
+        effects: from `studies.audit.ablations`, one channel, with a column `group`.
+        groups: value of `group` to label and colour, in order from the left.
+    """
+    figure = Figure(figsize=(6.9, 5.2), layout="constrained")
+    panels = figure.subplots(3, 1, sharex=True)
+    ordered = pd.concat([effects[effects["group"] == group] for group in groups], ignore_index=True)
+    labels = {
+        "previous_token": "previous token,\nthe head itself",
+        "induction": "induction,\ntop eight heads",
+        "loss_second": "second-copy\nloss (nats)",
+    }
+    for axes, (name, label) in zip(panels, labels.items(), strict=True):
+        before, after = ordered[f"{name}_before"], ordered[f"{name}_after"]
+        for group, (_, colour) in groups.items():
+            at = ordered.index[ordered["group"] == group]
+            axes.vlines(at, before[at], after[at], color=colour, linewidth=1)
+            axes.plot(at, before[at], "o", color=colour, fillstyle="none", markersize=4)
+            axes.plot(at, after[at], "o", color=colour, markersize=4)
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    panels[-1].set_xticks(ordered.index, [_name(row) for _, row in ordered.iterrows()], rotation=90)
+    for label, colour in groups.values():
+        panels[0].plot([], [], "o", color=colour, label=label)
+    _legend(figure, panels[0])
+    return figure
+
+
+def dissociation(effects: Mapping[str, pd.DataFrame]) -> Figure:
+    """Previous-token score of each head with all of its operator and without each channel, a panel a model.
+
+    Args:
+        effects: model to the outcome of `studies.audit.ablations`, any of its channels, heads in order from the left.
+    """
+    marks = {
+        "antisymmetric": ("v", PREVIOUS, "without the antisymmetric part"),
+        "symmetric": ("s", INDUCTION, "without the symmetric part"),
+        "phase": ("x", PHASE, "without the phase"),
+    }
+    figure = Figure(figsize=(6.9, 2.9), layout="constrained")
+    sizes = [len(table.drop_duplicates(["layer", "head"])) for table in effects.values()]
+    panels = figure.subplots(1, len(effects), squeeze=False, sharey=True, width_ratios=sizes)[0]
+    for axes, (model, table) in zip(panels, effects.items(), strict=True):
+        heads = table.drop_duplicates(["layer", "head"]).reset_index(drop=True)
+        axes.plot(heads["previous_token_before"], "_", color="black", markersize=12, label="whole operator")
+        at = {(head["layer"], head["head"]): index for index, head in heads.iterrows()}
+        for channel, (shape, colour, label) in marks.items():
+            some = table[table["channel"] == channel]
+            where = [at[row["layer"], row["head"]] for _, row in some.iterrows()]
+            axes.plot(where, some["previous_token_after"], shape, color=colour, markersize=5, label=label)
+        axes.set_xticks(heads.index, [_name(row) for _, row in heads.iterrows()], rotation=90)
+        axes.set(title=model, ylim=(-0.03, 1.03), xlim=(-0.6, len(heads) - 0.4))
+    panels[0].set_ylabel("previous-token score")
+    _legend(figure, panels[0])
+    return figure
+
+
+def severed(before: pd.DataFrame, after: pd.DataFrame, titles: Mapping[tuple[int, int], str]) -> Figure:
+    """Mean attention by offset of several heads, before and after an ablation, a panel a head.
+
+    Args:
+        before, after: from `studies.audit.offsets`.
+        titles: `(layer, head)` to title, in order.
+    """
+    figure = Figure(figsize=(6.9, 2.4), layout="constrained")
+    panels = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
+    for axes, ((layer, head), title) in zip(panels, titles.items(), strict=True):
+        for shift, (frame, colour, label) in enumerate(((before, REST, "before"), (after, PHASE, "after"))):
+            one = frame[(frame["layer"] == layer) & (frame["head"] == head)]
+            axes.vlines(one["offset"] + 0.4 * shift, 0, one["attention"], color=colour, linewidth=1.4, label=label)
+        axes.set(title=title, xlabel="positions back", ylim=(0, 1))
+    panels[0].set_ylabel("attention")
+    _legend(figure, panels[0])
+    return figure
+
+
+def conventions(pairs: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]], marked: Marked) -> Figure:
+    """Eigen-rotation of every head under two conventions, a panel a model.
+
+    Args:
+        pairs: model to its audits under the raw and under another convention.
+        marked: as in `population`.
+    """
+    figure = Figure(figsize=(6.2, 3.2), layout="constrained")
+    panels = figure.subplots(1, len(pairs), squeeze=False)[0]
+    for axes, (model, (raw, other)) in zip(panels, pairs.items(), strict=True):
+        both = raw.merge(other, on=["layer", "head"], suffixes=("_raw", "_other"))
+        axes.axline((0.5, 0.5), slope=1, color=REST, linewidth=0.6)
+        axes.plot(
+            both["eigen_rotation_raw"], both["eigen_rotation_other"], ".", color=REST, markersize=3, label="other heads"
+        )
+        for role, heads in marked[model].items():
+            colour, shape, text = ROLES[role]
+            chosen = rows(both, heads)
+            x, y = chosen["eigen_rotation_raw"], chosen["eigen_rotation_other"]
+            axes.plot(x, y, shape, color=colour, markersize=4, label=text)
+        axes.set(title=model, xlabel="eigen-rotation, raw", ylabel=f"eigen-rotation, {other['convention'].iloc[0]}")
+        axes.set(aspect="equal")
+    _legend(figure, panels[0])
+    return figure
+
+
+def _name(row: pd.Series) -> str:
+    return f"L{int(row['layer'])}H{int(row['head'])}"
+
+
+def _band(values: Float64[Tensor, " samples"]) -> list[float]:
+    """The central 95 %."""
+    return values.quantile(values.new_tensor([0.025, 0.975])).tolist()
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(3, len(labels)), frameon=False)
