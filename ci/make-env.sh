@@ -18,6 +18,6 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     "$python" -m venv --clear .venv
 fi
 echo "installing the locked packages into .venv …" >&2
-.venv/bin/python -m pip install -qq --disable-pip-version-check -r requirements.lock
+.venv/bin/python -m pip install -qq --disable-pip-version-check --no-compile -r requirements.lock
 .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 touch .venv/.stamp

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -55,9 +56,10 @@ def identify(root: Path, profile: str) -> Build:
 
 def device() -> str:
     """The processor that computes: the GPU's name, or the processor's architecture and the number of cores granted."""
-    import torch
+    if shutil.which("nvidia-smi"):  # torch takes seconds to import; a machine without a driver need not wait for it
+        import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+        if torch.cuda.is_available():
+            return torch.cuda.get_device_name()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"CPU ({platform.machine()}, {cores} {'core' if cores == 1 else 'cores'})"
