@@ -144,13 +144,16 @@ def own_scores(model: Weights, precision: torch.dtype, tokens: Tensor) -> tuple[
     """Each layer's input and pre-softmax scores in one run of the model, and its number of parameters."""
     inputs: dict[int, Tensor] = {}
     scores: dict[int, Tensor] = {}
+
+    def on_input(layer: int, x: Tensor) -> None:
+        inputs[layer] = x.clone()
+
+    def on_scores(layer: int, own: Tensor) -> None:
+        scores[layer] = own.clone()
+
     with _precision(precision), torch.no_grad():
         running = model.load(precision)
-        taps = {
-            "on_input": lambda layer, x: inputs.__setitem__(layer, x.clone()),
-            "on_scores": lambda layer, s: scores.__setitem__(layer, s.clone()),
-        }
-        with tapped(model.attention_modules(running), **taps):
+        with tapped(model.attention_modules(running), on_input=on_input, on_scores=on_scores):
             running(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
     taken = [(inputs[layer], scores[layer]) for layer in range(model.layout.n_layers)]
     return taken, sum(p.numel() for p in running.parameters())

@@ -233,6 +233,10 @@ def test_llama_before_it_had_a_base_to_state(tmp_path):
         ("llama", {"rope_parameters": tiny.YARN | {"surprise": 1}}, "surprise"),
         ("phi3", {"rope_parameters": tiny.LONGROPE | {"short_factor": [1.0]}}, "short_factor"),
         ("gpt_neox", {"head_dim_of_keys": 3}, "head_dim_of_keys"),
+        ("gpt_neox", {"head_dim": 6}, "its heads are 12 wide"),
+        ("llama-grouped", {"num_key_value_heads": 4}, "6 query heads do not share 4 key-value heads"),
+        ("llama", {"num_hidden_layers": 0}, "without layers"),
+        ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar=-1"),
     ],
 )
 def test_an_option_that_may_change_scores_is_refused(tmp_path, case, changes, named):

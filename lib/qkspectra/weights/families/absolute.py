@@ -1,7 +1,7 @@
 """Families whose positions are vectors added to the input: GPT-2, GPT-Neo, GPT-BigCode, OPT, BERT."""
 
 from qkspectra.errors import InputError
-from qkspectra.weights.families.common import Config, Family, LayerTensors, by_head, grouped, sizes
+from qkspectra.weights.families.common import Config, Family, LayerTensors, by_head, fused_rows, grouped, sizes
 from qkspectra.weights.layout import LayerQK, ModelLayout
 
 
@@ -50,21 +50,9 @@ def _gpt_bigcode_layout(c: Config) -> ModelLayout:
 
 
 def _gpt_bigcode(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
-    rows = (m.n_heads + 2 * m.n_kv_heads) * m.d_head
-    fused, bias = t.get("attn.c_attn.weight", rows, m.d_model), t.get("attn.c_attn.bias", rows)
-    if c.multi_query:  # all queries, then the one key and the one value
-        widths = (m.d_model, m.d_head, m.d_head)
-        (wq, wk, _), (bq, bk, _) = fused.split(widths), bias.split(widths)
-        wq, wk, bq, bk = by_head(wq, m.n_heads), wk[None], by_head(bq, m.n_heads), bk[None]
-    else:  # (head, query/key/value, d_head)
-        wq, wk, _ = fused.reshape(m.n_heads, 3, m.d_head, m.d_model).unbind(1)
-        bq, bk, _ = bias.reshape(m.n_heads, 3, m.d_head).unbind(1)
     return LayerQK(
         layer=t.layer,
-        wq=wq,
-        wk=wk,
-        bq=bq,
-        bk=bk,
+        **fused_rows(t, "attn.c_attn", m, bias=True),
         kv_head=grouped(m),
         scale=m.d_head**-0.5 if c.scale_attn_weights else 1.0,
         input_norm=t.norm("ln_1", "layer", c.layer_norm_epsilon, m.d_model, bias=True),

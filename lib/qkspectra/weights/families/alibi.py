@@ -8,7 +8,17 @@ from torch import Tensor, nn
 
 from qkspectra.errors import InputError
 from qkspectra.weights import rotary
-from qkspectra.weights.families.common import BASE, Config, Family, LayerTensors, by_head, grouped, head_width, sizes
+from qkspectra.weights.families.common import (
+    BASE,
+    Config,
+    Family,
+    LayerTensors,
+    by_head,
+    fused_rows,
+    grouped,
+    head_width,
+    sizes,
+)
 from qkspectra.weights.families.rope import flat_parameters
 from qkspectra.weights.layout import LayerQK, ModelLayout, Norm
 
@@ -35,17 +45,9 @@ def _bloom_layout(c: Config) -> ModelLayout:
 
 
 def _bloom(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
-    # Fused rows run (head, query/key/value, d_head).
-    fused = t.get("self_attention.query_key_value.weight", 3 * m.d_model, m.d_model)
-    wq, wk, _ = fused.reshape(m.n_heads, 3, m.d_head, m.d_model).unbind(1)
-    bias = t.get("self_attention.query_key_value.bias", 3 * m.d_model)
-    bq, bk, _ = bias.reshape(m.n_heads, 3, m.d_head).unbind(1)
     return LayerQK(
         layer=t.layer,
-        wq=wq,
-        wk=wk,
-        bq=bq,
-        bk=bk,
+        **fused_rows(t, "self_attention.query_key_value", m, bias=True),
         kv_head=grouped(m),
         scale=m.d_head**-0.5,
         alibi=bloom_slopes(m.n_heads),
@@ -97,20 +99,9 @@ def _falcon_layout(c: Config) -> ModelLayout:
 
 
 def _falcon(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
-    # Fused rows run (key-value head, its queries then key then value, d_head); with a key per query that is
-    # (head, query/key/value, d_head), with one key it is all queries, the key, the value.
-    shared = m.n_heads // m.n_kv_heads
-    rows = m.n_kv_heads * (shared + 2) * m.d_head
-    name = "self_attention.query_key_value"
-    fused = t.get(f"{name}.weight", rows, m.d_model).reshape(m.n_kv_heads, shared + 2, m.d_head, m.d_model)
-    bias = t.optional(f"{name}.bias", bool(c.bias), rows)
-    grouped_bias = None if bias is None else bias.reshape(m.n_kv_heads, shared + 2, m.d_head)
     return LayerQK(
         layer=t.layer,
-        wq=fused[:, :-2].flatten(0, 1),
-        wk=fused[:, -2],
-        bq=None if grouped_bias is None else grouped_bias[:, :-2].flatten(0, 1),
-        bk=None if grouped_bias is None else grouped_bias[:, -2],
+        **fused_rows(t, "self_attention.query_key_value", m, bias=bool(c.bias)),
         kv_head=grouped(m),
         scale=m.d_head**-0.5,
         rotary=None if c.alibi else rotary.rotary(c.rope_parameters, m.d_rot, c.max_position_embeddings),

@@ -130,16 +130,28 @@ def sizes(
     d_rot: int = 0,
     causal: bool = True,
 ) -> ModelLayout:
-    """The layout of a configuration; width of a head and key-value heads default to `d_model / heads` and `heads`."""
+    """The layout of a configuration; width of a head and key-value heads default to `d_model / heads` and `heads`.
+
+    Raises:
+        InputError: sizes that do not go together.
+    """
     n_heads = c.num_attention_heads
+    n_kv_heads = n_kv_heads or n_heads
+    d_head = d_head or head_width(c.hidden_size, n_heads)
+    if min(n_heads, n_kv_heads, d_head, c.hidden_size, c.num_hidden_layers, c.vocab_size) < 1:
+        raise InputError("the configuration calls for a model without layers, heads, width or vocabulary")
+    if n_heads % n_kv_heads:
+        raise InputError(f"{n_heads} query heads do not share {n_kv_heads} key-value heads evenly")
+    if getattr(c, "head_dim", None) not in (None, d_head):
+        raise InputError(f"{c.model_type} with head_dim={c.head_dim} is not supported: its heads are {d_head} wide")
     return ModelLayout(
         family=c.model_type,
         scheme=scheme,
         n_layers=c.num_hidden_layers,
         n_heads=n_heads,
-        n_kv_heads=n_kv_heads or n_heads,
+        n_kv_heads=n_kv_heads,
         d_model=c.hidden_size,
-        d_head=d_head or head_width(c.hidden_size, n_heads),
+        d_head=d_head,
         d_rot=d_rot,
         vocab=c.vocab_size,
         max_positions=max_positions,
@@ -156,14 +168,31 @@ def head_width(d_model: int, n_heads: int) -> int:
 
 def grouped(m: ModelLayout) -> Int64[Tensor, " heads"]:
     """Key-value head of each query head: `h // (H / H_kv)` (Ainslie et al. 2023, grouped-query attention)."""
-    if m.n_heads % m.n_kv_heads:
-        raise InputError(f"{m.n_heads} query heads do not share {m.n_kv_heads} key-value heads evenly")
     return torch.arange(m.n_heads) // (m.n_heads // m.n_kv_heads)
 
 
 def by_head(rows: Float64[Tensor, "rows *rest"] | None, heads: int) -> Float64[Tensor, "heads d_head *rest"] | None:
     """Rows of a projection, or its bias, head by head."""
     return None if rows is None else rows.reshape(heads, -1, *rows.shape[1:])
+
+
+def fused_rows(t: LayerTensors, name: str, m: ModelLayout, bias: bool) -> dict[str, Tensor | None]:
+    """`wq`, `wk`, `bq`, `bk` from one projection whose rows run (key-value head, its queries, key and value, d_head).
+
+    With a key for each query that is (head, query/key/value, d_head); with a single key it is all queries, then the
+    key, then the value.
+    """
+    blocks = m.n_heads // m.n_kv_heads + 2
+    rows = m.n_kv_heads * blocks * m.d_head
+    out = {}
+    for side, tensor in (
+        ("w", t.get(f"{name}.weight", rows, m.d_model)),
+        ("b", t.optional(f"{name}.bias", bias, rows)),
+    ):
+        parts = None if tensor is None else tensor.reshape(m.n_kv_heads, blocks, m.d_head, *tensor.shape[1:])
+        out[f"{side}q"] = None if parts is None else parts[:, :-2].flatten(0, 1)
+        out[f"{side}k"] = None if parts is None else parts[:, -2]
+    return out
 
 
 def same_for_heads(norm: Norm, heads: int) -> Norm:

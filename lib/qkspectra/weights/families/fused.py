@@ -1,27 +1,23 @@
 """Families with rotary positions and one projection for query, key and value: GPT-NeoX, Phi-3, CodeGen."""
 
 from qkspectra.weights import rotary
-from qkspectra.weights.families.common import BASE, PARTIAL, Config, Family, LayerTensors, by_head, grouped
+from qkspectra.weights.families.common import BASE, PARTIAL, Config, Family, LayerTensors, by_head, fused_rows, grouped
 from qkspectra.weights.families.rope import GPTJ_BASE, gptj_layout, rope_layout
 from qkspectra.weights.layout import LayerQK, ModelLayout
 
 
-def _partial(c: Config) -> ModelLayout:
+def _gpt_neox_layout(c: Config) -> ModelLayout:
+    return rope_layout(c, partial=True, free_width=False)
+
+
+def _phi3_layout(c: Config) -> ModelLayout:
     return rope_layout(c, partial=True)
 
 
 def _gpt_neox(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
-    # Fused rows run (head, query/key/value, d_head).
-    fused = t.get("attention.query_key_value.weight", 3 * m.d_model, m.d_model)
-    wq, wk, _ = fused.reshape(m.n_heads, 3, m.d_head, m.d_model).unbind(1)
-    bias = t.optional("attention.query_key_value.bias", c.attention_bias, 3 * m.d_model)
-    bq, bk, _ = (None, None, None) if bias is None else bias.reshape(m.n_heads, 3, m.d_head).unbind(1)
     return LayerQK(
         layer=t.layer,
-        wq=wq,
-        wk=wk,
-        bq=bq,
-        bk=bk,
+        **fused_rows(t, "attention.query_key_value", m, bias=c.attention_bias),
         kv_head=grouped(m),
         scale=m.d_head**-0.5,
         rotary=rotary.rotary(c.rope_parameters, m.d_rot, c.max_position_embeddings),
@@ -64,11 +60,12 @@ def _codegen(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
 
 FAMILIES = {
     "gpt_neox": Family(
-        "gpt_neox", "layers", "attention", _partial, _gpt_neox, frozenset({"rope_parameters", "attention_bias"}),
+        "gpt_neox", "layers", "attention", _gpt_neox_layout, _gpt_neox,
+        frozenset({"rope_parameters", "attention_bias"}),
         ((*BASE, "rotary_emb_base"), (*PARTIAL, "rotary_pct")),
     ),
     "phi3": Family(
-        "model", "layers", "self_attn", _partial, _phi3,
+        "model", "layers", "self_attn", _phi3_layout, _phi3,
         frozenset({"rope_parameters", "sliding_window", "original_max_position_embeddings", "partial_rotary_factor"}),
         (BASE,),
     ),

@@ -37,24 +37,27 @@ def flat_parameters(c: Config, partial: bool) -> dict[str, Any]:
     return parameters
 
 
-def rope_layout(c: Config, *, partial: bool = False, d_head: int | None = None) -> ModelLayout:
-    """Sizes of a model with one set of rotary parameters; `partial` for families that rotate a part of each head."""
+def rope_layout(c: Config, *, partial: bool = False, free_width: bool = True) -> ModelLayout:
+    """Sizes of a model with one set of rotary parameters.
+
+    Args:
+        c: the configuration.
+        partial: whether the family can rotate a part of each head.
+        free_width: whether it can set the width of a head apart from `d_model / heads`.
+    """
     parameters = flat_parameters(c, partial)
     limit = rotary.longest(parameters, c.max_position_embeddings)
+    d_head = getattr(c, "head_dim", None) if free_width else None
     m = sizes(c, "rope", limit, d_head=d_head, n_kv_heads=getattr(c, "num_key_value_heads", None))
     return replace(m, d_rot=rotary.rotated_rows(parameters, m.d_head))
 
 
-def _free_width(c: Config) -> ModelLayout:
-    return rope_layout(c, d_head=getattr(c, "head_dim", None))
-
-
-def _fixed_width(c: Config) -> ModelLayout:
-    return rope_layout(c)
-
-
-def _partial(c: Config) -> ModelLayout:
+def _phi_layout(c: Config) -> ModelLayout:
     return rope_layout(c, partial=True)
+
+
+def _stablelm_layout(c: Config) -> ModelLayout:
+    return rope_layout(c, partial=True, free_width=False)
 
 
 def separate(
@@ -127,7 +130,13 @@ def _qwen3(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
 
 def _gemma_layout(c: Config) -> ModelLayout:
     refuse(c, "use_bidirectional_attention", "only causal attention is")
-    return _free_width(c)
+    return rope_layout(c)
+
+
+def _gemma_scale(c: Config) -> float:
+    if c.query_pre_attn_scalar <= 0:
+        raise InputError(f"{c.model_type} with query_pre_attn_scalar={c.query_pre_attn_scalar} makes no sense")
+    return c.query_pre_attn_scalar**-0.5
 
 
 def _gemma_norm(c: Config, m: ModelLayout, t: LayerTensors) -> Norm:
@@ -145,7 +154,7 @@ def _gemma2(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
         t,
         bias=c.attention_bias,
         input_norm=_gemma_norm(c, m, t),
-        scale=c.query_pre_attn_scalar**-0.5,
+        scale=_gemma_scale(c),
         softcap=c.attn_logit_softcapping,
         window=_window(c, t.layer),
     )
@@ -169,7 +178,7 @@ def _gemma3(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
         bias=c.attention_bias,
         input_norm=_gemma_norm(c, m, t),
         parameters=c.rope_parameters[c.layer_types[t.layer]],  # local and global layers have a base each
-        scale=c.query_pre_attn_scalar**-0.5,
+        scale=_gemma_scale(c),
         window=_window(c, t.layer),
         **norms,
     )
@@ -271,21 +280,21 @@ def _family(layout: Callable, read: Callable, *options: str, stated: tuple[tuple
 
 
 FAMILIES = {
-    "llama": _family(_free_width, _llama, "attention_bias"),
-    "mistral": _family(_free_width, _mistral, "sliding_window"),
-    "qwen2": _family(_free_width, _qwen2, *_WINDOWED),
-    "qwen3": _family(_free_width, _qwen3, "attention_bias", *_WINDOWED),
+    "llama": _family(rope_layout, _llama, "attention_bias"),
+    "mistral": _family(rope_layout, _mistral, "sliding_window"),
+    "qwen2": _family(rope_layout, _qwen2, *_WINDOWED),
+    "qwen3": _family(rope_layout, _qwen3, "attention_bias", *_WINDOWED),
     "gemma": _family(_gemma_layout, _gemma, "attention_bias", "use_bidirectional_attention"),
     "gemma2": _family(_gemma_layout, _gemma2, "attention_bias", *_GEMMA, stated=(BASE, *_GEMMA2_STATED)),
     "gemma3_text": _family(_gemma3_layout, _gemma3, "attention_bias", *_GEMMA, stated=_GEMMA3_STATED),
-    "phi": _family(_partial, _phi, "qk_layernorm", stated=(BASE, PARTIAL)),
-    "stablelm": _family(_partial, _stablelm, "qk_layernorm", "use_qkv_bias", stated=(BASE, PARTIAL)),
-    "cohere": _family(_fixed_width, _cohere, "attention_bias", "use_qk_norm"),
-    "olmo": _family(_fixed_width, _olmo, "attention_bias", "clip_qkv"),
-    "olmo2": _family(_fixed_width, _olmo2, "attention_bias"),
+    "phi": _family(_phi_layout, _phi, "qk_layernorm", stated=(BASE, PARTIAL)),
+    "stablelm": _family(_stablelm_layout, _stablelm, "qk_layernorm", "use_qkv_bias", stated=(BASE, PARTIAL)),
+    "cohere": _family(rope_layout, _cohere, "attention_bias", "use_qk_norm"),
+    "olmo": _family(rope_layout, _olmo, "attention_bias", "clip_qkv"),
+    "olmo2": _family(rope_layout, _olmo2, "attention_bias"),
     "granite": _family(
-        _fixed_width, _granite, "attention_bias", "attention_multiplier", stated=(BASE, ("attention_multiplier",))
+        rope_layout, _granite, "attention_bias", "attention_multiplier", stated=(BASE, ("attention_multiplier",))
     ),
-    "starcoder2": _family(_fixed_width, _starcoder2, "use_bias", "sliding_window"),
+    "starcoder2": _family(rope_layout, _starcoder2, "use_bias", "sliding_window"),
     "gptj": Family("transformer", "h", "attn", gptj_layout, _gptj, frozenset({"rotary_dim"}), (("rotary_dim",),)),
 }

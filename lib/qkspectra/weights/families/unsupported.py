@@ -41,16 +41,15 @@ HARMLESS = re.compile(
     r"|bias_dropout_fusion|offset_alibi|summary_\w+"
 )
 # Entries that are harmless at this value only.
-AT_VALUE: dict[str, Any] = {
-    "position_embedding_type": "absolute",
+AT_VALUE: dict[str, tuple] = {
+    "position_embedding_type": ("absolute",),
     "norm_type": ("layer_norm", "low_precision_layernorm"),
-    "rotary": True,
-    "scale_attn_weights": True,
-    "rotary_scaling_factor": 1.0,
-    "full_attn_mod": 1,
-    "learned_pos_emb": True,
+    "rotary": (True,),
+    "scale_attn_weights": (True,),
+    "rotary_scaling_factor": (1.0,),
+    "full_attn_mod": (1,),
+    "learned_pos_emb": (True,),
 }
-
 
 # Before this version of Transformers these families had one base, 10000, and no way to state it.
 _BASE_WAS_FIXED = {"llama": (4, 33), "falcon": (4, 33)}
@@ -89,15 +88,7 @@ def check_options(config: Config, family: Family) -> None:
     if getattr(config, "quantization_config", None):
         raise InputError("the weights are quantised (quantization_config): give the original weights")
     for name, value in config.to_dict().items():
-        if (
-            not value
-            or name.startswith("_")
-            or name in family.options
-            or not ABOUT_SCORES.search(name)
-            or HARMLESS.fullmatch(name)
-        ):
+        if not value or name.startswith("_") or not ABOUT_SCORES.search(name):
             continue
-        accepted = AT_VALUE.get(name)
-        if value == accepted or (isinstance(accepted, tuple) and value in accepted):
-            continue
-        raise InputError(f"{config.model_type} with {name}={value} is not supported: it may change the scores")
+        if name not in family.options and not HARMLESS.fullmatch(name) and value not in AT_VALUE.get(name, ()):
+            raise InputError(f"{config.model_type} with {name}={value} is not supported: it may change the scores")
