@@ -21,6 +21,7 @@ class Hub:
         refs: repository -> branch, tag or commit -> commit.
         commits: commit -> files.
         gated: repositories that show their listing and refuse their files.
+        broken: files whose transfer stops half-way.
         requests: method and path of everything that was asked, in order.
     """
 
@@ -28,6 +29,7 @@ class Hub:
         self.refs: dict[str, dict[str, str]] = {}
         self.commits: dict[str, Files] = {}
         self.gated: set[str] = set()
+        self.broken: set[str] = set()
         self.requests: list[str] = []
         self.url = ""
 
@@ -109,7 +111,10 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, value)
         self.end_headers()
-        if with_body:
+        if with_body and path.rsplit("/", 1)[-1] in self.hub.broken:
+            self.wfile.write(body[: len(body) // 2])
+            self.close_connection = True
+        elif with_body:
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:

@@ -1,5 +1,8 @@
 """Models from the Hub, through the real client and a small Hub on this machine."""
 
+import errno
+import os
+
 import huggingface_hub.constants
 import pytest
 from tests import hub as small_hub
@@ -116,6 +119,29 @@ def test_no_network_is_one_question_and_one_line(server, monkeypatch):
     with pytest.raises(InputError, match=r"the Hub cannot be reached.*did you mean smollm2-135m") as caught:
         sources.resolve("smollm2-130m")
     assert "\n" not in str(caught.value)
+
+
+def test_a_download_that_breaks_off_says_so_and_resumes(server, folders, monkeypatch):
+    commit = server.put(NAME, folders[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits longer after each of its attempts
+    server.broken.add("model.safetensors")
+    with pytest.raises(InputError, match=r"broke off.*run again, it resumes") as caught:
+        sources.resolve(NAME)
+    assert "\n" not in str(caught.value)
+    server.broken.clear()
+    source = sources.resolve(NAME)
+    assert (source.folder / "model.safetensors").read_bytes() == server.commits[commit]["model.safetensors"]
+
+
+def test_a_disk_that_fills_during_a_download_is_one_line(server, folders, monkeypatch):
+    server.put(NAME, folders[0])
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", full)
+    with pytest.raises(InputError, match=r"No space left on device.*set HF_HOME to another folder"):
+        sources.resolve(NAME)
 
 
 def test_a_cache_that_lacks_the_weights_does_not_pass_for_the_model(server, folders, monkeypatch):

@@ -56,7 +56,7 @@ def load(
                 ignore_mismatched_sizes=True,  # reported below
                 output_loading_info=True,
             )
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a file that its loader cannot make sense of fails in whatever way it happens to
         raise InputError(f"{folder}: cannot be loaded: {_first_line(error)}") from None
     # The pooler sits on top of the last layer and has no part in attention.
     missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
