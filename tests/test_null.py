@@ -1,6 +1,5 @@
 """The reduced null has the distribution of the one drawn in full, and its scores are in its own standard deviations."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from qkspectra.null import SCORED, null_operator, null_samples, population_z, z_scores
+from qkspectra.null import SCORED, closed_forms, null_operator, null_samples, population_z, z_scores
 from qkspectra.operators import QKOperator
 from qkspectra.spectrum import MEASURES, measure
 from qkspectra.weights.layout import Rotary
@@ -79,12 +78,21 @@ def test_samples_are_seeded_and_drawn_once_per_shape():
 
 
 @pytest.mark.parametrize(("d_head", "d_model"), [(32, 512), (32, 64), (32, 32)])
-def test_departure_from_normality_of_the_factored_null(d_head, d_model):
-    """The eigenvalues of `C` fill a disc: a share s of them has |lambda|^2 <= n s (n s + m - n) (Burda, Janik and
-    Waclaw 2010), so that sum |lambda|^2 tends to n^2 (m / 2 - n / 6), against a squared norm of m^2 n."""
-    n, m = d_head, d_model
-    henrici = null_samples(n, m, 1000, seed=1).henrici
-    assert henrici.mean().item() == pytest.approx(math.sqrt(1 - n / (2 * m) + n**2 / (6 * m**2)), rel=0.01)
+def test_closed_forms_of_the_factored_null(d_head, d_model):
+    expected, null = closed_forms(d_head, d_model), null_samples(d_head, d_model, 200, seed=1)
+    assert null.henrici.mean().item() == pytest.approx(expected["henrici"], rel=0.01)
+    error = null.antisymmetric_energy.std().item() / 200**0.5
+    assert null.antisymmetric_energy.mean().item() == pytest.approx(expected["antisymmetric_energy"], abs=4 * error)
+
+
+def test_eigen_rotation_of_the_factored_null_tends_to_two_over_pi():
+    """At a fixed ratio, with a correction in 1 / d_head that two sizes remove up to its next order."""
+    small, large = (
+        null_samples(n, 8 * n, samples, seed=2).eigen_rotation.mean() for n, samples in ((16, 800), (64, 200))
+    )
+    limit = closed_forms(64, 512)["eigen_rotation"]
+    assert large.item() < limit - 0.02
+    assert (64 * large - 16 * small).item() / 48 == pytest.approx(limit, abs=0.015)
 
 
 def test_phase_of_the_null_takes_half_of_the_energy():

@@ -12,6 +12,7 @@ normal entries below the diagonal and `chi(m), chi(m - 1), ...` on it. The scale
 but the spectral radius.
 """
 
+import math
 from dataclasses import fields
 from functools import lru_cache
 
@@ -116,3 +117,21 @@ def population_z(
     """
     group_sd = null.view(-1, group).mean(-1).std()
     return (values.mean() - null.mean()) / (group_sd * (group / len(values)) ** 0.5)
+
+
+def closed_forms(d_head: int, d_model: int) -> dict[str, float]:
+    """Means of measures of the null in the limit of large `n = d_head` at a fixed ratio `n / m`, `m = d_model`.
+
+    - antisymmetric energy `(1 - 1/m) / 2`, since `E tr(C^2) = n m` against `E tr(G_q G_k) = n m^2`;
+    - eigen-rotation `2 / pi`: the eigenvalues fill a disc evenly in angle;
+    - departure from normality `sqrt(1 - n / 2m + n^2 / 6m^2)`: a share `s` of the eigenvalues has
+      `|lambda|^2 <= n s (n s + m - n)` (Burda, Jarosz et al. 2010), hence `sum |lambda|^2 = n^2 (m / 2 - n / 6)`.
+
+    At finite `n` the eigen-rotation is lower by a term in `1 / n`, for the real axis repels complex eigenvalues.
+    """
+    ratio = d_head / d_model
+    return {
+        "antisymmetric_energy": (1 - 1 / d_model) / 2,
+        "eigen_rotation": 2 / math.pi,
+        "henrici": math.sqrt(1 - ratio / 2 + ratio**2 / 6),
+    }
