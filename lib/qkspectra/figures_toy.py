@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 from torch import Tensor
 
+from qkspectra.figures import BLUE, GREEN, GREY, ORANGE, PALE, PINK, WIDTH
 from qkspectra.spectrum import Spectrum
 from qkspectra.studies.symmetry import PAPER_RATIO
 from qkspectra.toy.bans import BANS, SCHEMES
 
-COLOURS = {"rope": "#0072b2", "absolute": "#d55e00", "alibi": "#009e73"}
-ROLES = {"previous_token": "#cc79a7", "induction": "#56b4e9"}
+COLOURS = {"rope": BLUE, "absolute": ORANGE, "alibi": GREEN}
+ROLES = {"previous_token": PINK, "induction": "#56b4e9"}
 NAMES = {"rope": "RoPE", "absolute": "learned-absolute", "alibi": "ALiBi"}
-REST, BAND = "#8c8c8c", "#d9d9d9"
 
 
 def learning_curves(curves: pd.DataFrame, scheme: str, threshold: float = 0.9) -> Figure:
@@ -26,11 +26,11 @@ def learning_curves(curves: pd.DataFrame, scheme: str, threshold: float = 0.9) -
     names = [name for name in BANS if name in set(chosen["ban"]) and name != "none"]
     columns = 4
     lines = -(-len(names) // columns)
-    figure = Figure(figsize=(8.0, 1.55 * lines + 0.5), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.25 * lines + 0.5), layout="constrained")
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     free = chosen[chosen["ban"] == "none"]
     for panel, name in zip(panels.flat, names, strict=False):
-        _seeds(panel, free, REST, 0.5)
+        _seeds(panel, free, GREY, 0.5)
         _seeds(panel, chosen[chosen["ban"] == name], COLOURS[scheme], 0.6)
         panel.axhline(threshold, color="black", linewidth=0.5, linestyle=":")
         panel.set_title(name, fontsize=8)
@@ -46,16 +46,17 @@ def learning_curves(curves: pd.DataFrame, scheme: str, threshold: float = 0.9) -
 
 
 def _seeds(axes: Axes, curves: pd.DataFrame, colour: str, width: float) -> None:
-    for _, run in curves.groupby("seed"):
-        run = run[run["step"] > 0]
-        axes.plot(run["step"], run["accuracy"], color=colour, linewidth=width, alpha=0.7)
+    # One line broken between seeds: a figure of some hundred curves is drawn in seconds instead of minutes.
+    table = curves[curves["step"] > 0].pivot(index="step", columns="seed", values="accuracy")
+    broken = pd.concat([pd.concat([table[seed].dropna(), pd.Series({0: np.nan})]) for seed in table])
+    axes.plot(broken.index, broken, color=colour, linewidth=width, alpha=0.7)
 
 
 def formation_times(runs: pd.DataFrame, threshold: float = 0.9) -> Figure:
     """A column a scheme, a row a ban: the formation step of every seed; open triangles are censored runs at the cap."""
     chosen = runs[(runs["threshold"] == threshold) & (runs["layers"] == "both")]
     names = [name for name in BANS if name in set(chosen["ban"])]
-    figure = Figure(figsize=(8.0, 0.3 * len(names) + 1.0), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.3 * len(names) + 1.0), layout="constrained")
     panels = figure.subplots(1, len(SCHEMES), sharey=True, sharex=True)
     for panel, scheme in zip(panels, SCHEMES, strict=True):
         of_scheme = chosen[chosen["scheme"] == scheme]
@@ -70,7 +71,7 @@ def formation_times(runs: pd.DataFrame, threshold: float = 0.9) -> Figure:
                 panel.plot([np.median(steps)] * 2, [row - 0.4, row + 0.4], color="black", linewidth=1.2)
         free = of_scheme[of_scheme["ban"] == "none"]["step"]
         if len(free):
-            panel.axvline(free.median(), color=REST, linewidth=0.7, linestyle="--", zorder=0)
+            panel.axvline(free.median(), color=GREY, linewidth=0.7, linestyle="--", zorder=0)
         panel.set_title(NAMES[scheme], fontsize=9)
         _log_axis(panel, (20, 50, 100, 200, 500, 1000, 2000, 5000, 10000))
         panel.set_xlabel("formation step", fontsize=8)
@@ -91,13 +92,13 @@ def _log_axis(axes: Axes, ticks: Sequence[float]) -> None:
 
 def contrasts(table: pd.DataFrame, level: float = 0.05) -> Figure:
     """The pre-registered contrasts: ratio with 95% interval; filled where q is at most the level."""
-    figure = Figure(figsize=(7.0, 0.5 * len(table) + 0.9), layout="constrained")
+    figure = Figure(figsize=(WIDTH - 1.2, 0.45 * len(table) + 0.9), layout="constrained")
     axes = figure.subplots()
     for row, entry in enumerate(table.to_dict(orient="records")):
         _interval(axes, row, entry["ratio"], entry["low"], entry["high"], "black", filled=entry["q"] <= level)
         note = f"{entry['ratio']:.2f}   q = {entry['q']:.2g}"
         axes.annotate(note, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=8)
-    axes.axvline(1, color=REST, linewidth=0.8)
+    axes.axvline(1, color=GREY, linewidth=0.8)
     _ratio_axis(axes)
     axes.set_yticks(range(len(table)), table["contrast"].tolist(), fontsize=8)
     axes.set_ylim(len(table) - 0.5, -0.5)
@@ -122,7 +123,9 @@ def _interval(
 
 
 def _ratio_axis(axes: Axes) -> None:
-    _log_axis(axes, (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 2, 2.5, 3, 4, 6, 8, 12, 16))
+    low, high = axes.get_xlim()
+    close = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2)
+    _log_axis(axes, close if high / low < 2.5 else (0.125, 0.25, 0.5, 1, 2, 4, 8, 16))
     axes.set_xlabel("ratio of formation steps", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
 
@@ -139,7 +142,7 @@ def reroute(heads: pd.DataFrame) -> Figure:
     last = heads[(heads["step"] == heads.groupby(["scheme", "ban", "layers", "seed"])["step"].transform("max"))]
     last = last[last["layers"] == "both"]
     names = [name for name in BANS if name in set(last["ban"])]
-    figure = Figure(figsize=(8.0, 0.27 * len(names) + 1.1), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.27 * len(names) + 1.1), layout="constrained")
     panels = figure.subplots(1, len(SCHEMES), sharey=True)
     image = None
     for panel, scheme in zip(panels, SCHEMES, strict=True):
@@ -174,12 +177,12 @@ def end_spectra(tracks: Mapping[str, pd.DataFrame], null: Spectrum) -> Figure:
         "henrici": "departure from normality",
         "phase_symmetric_share": "symmetric share of Im $M_t$",
     }
-    figure = Figure(figsize=(8.0, 2.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     panels = figure.subplots(1, len(measures), sharey=True)
     rows = [(scheme, role) for scheme in tracks for role in ROLES]
     for panel, (measure, label) in zip(panels, measures.items(), strict=True):
         expected = getattr(null, measure).numpy()
-        panel.axvspan(*np.quantile(expected, [0.025, 0.975]), color=BAND, linewidth=0)
+        panel.axvspan(*np.quantile(expected, [0.025, 0.975]), color=PALE, linewidth=0)
         for height, (scheme, role) in enumerate(rows):
             track = tracks[scheme]
             ends = track[track["step"] == track.groupby("seed")["step"].transform("max")]
@@ -201,7 +204,7 @@ def slowdowns(table: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
         table: `bans.slowdowns`.
         rows: ban and banned layers of each row.
     """
-    figure = Figure(figsize=(7.0, 0.55 * len(rows) + 1.0), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.55 * len(rows) + 1.0), layout="constrained")
     axes = figure.subplots()
     shift = dict(zip(SCHEMES, (-0.22, 0.0, 0.22), strict=True))
     for row, (ban, layers) in enumerate(rows):
@@ -213,7 +216,7 @@ def slowdowns(table: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
     _paper_line(axes)
     for scheme in SCHEMES:
         axes.plot([], [], "o", color=COLOURS[scheme], label=NAMES[scheme])
-    axes.legend(fontsize=7, loc="best", frameon=False)
+    figure.legend(loc="outside upper center", ncols=len(SCHEMES))
     _ratio_axis(axes)
     where = {"both": "", "0": ", layer 0", "1": ", layer 1"}
     axes.set_yticks(range(len(rows)), [ban + where[layers] for ban, layers in rows], fontsize=8)
@@ -222,27 +225,28 @@ def slowdowns(table: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
 
 
 def _paper_line(axes: Axes) -> None:
-    axes.axvline(1, color=REST, linewidth=0.8)
+    axes.axvline(1, color=GREY, linewidth=0.8)
     axes.axvline(PAPER_RATIO, color="black", linewidth=0.8, linestyle="--")
     axes.annotate(f"{PAPER_RATIO}", (PAPER_RATIO, 1.01), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
 
 
 def multiverse(table: pd.DataFrame) -> Figure:
-    """A row a point: slowdown under learned-absolute and RoPE, and on the right the ratio of the two."""
-    figure = Figure(figsize=(8.0, 0.33 * len(table) + 1.2), layout="constrained")
+    """A row a point: slowdown under learned-absolute and RoPE, on the right their ratio; pale where a baseline is late."""
+    figure = Figure(figsize=(WIDTH, 0.33 * len(table) + 1.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for row, entry in enumerate(table.to_dict(orient="records")):
         for scheme, shift in (("absolute", -0.16), ("rope", 0.16)):
             marker = ">" if entry[f"{scheme}_censored"] else "o"
             values = entry[scheme], entry[f"{scheme}_low"], entry[f"{scheme}_high"]
-            _interval(left, row + shift, *values, COLOURS[scheme], marker=marker)
+            _interval(left, row + shift, *values, PALE if entry["late"] else COLOURS[scheme], marker=marker)
         values = entry["interaction"], entry["interaction_low"], entry["interaction_high"]
-        _interval(right, row, *values, "black", filled=entry["interaction_p"] <= 0.05)
+        colour = PALE if entry["late"] else "black"
+        _interval(right, row, *values, colour, filled=entry["interaction_p"] <= 0.05)
     _paper_line(left)
-    right.axvline(1, color=REST, linewidth=0.8)
+    right.axvline(1, color=GREY, linewidth=0.8)
     for scheme in ("absolute", "rope"):
         left.plot([], [], "o", color=COLOURS[scheme], label=NAMES[scheme])
-    left.legend(fontsize=7, loc="lower right", frameon=False)
+    figure.legend(loc="outside upper center", ncols=2)
     for axes in (left, right):
         _ratio_axis(axes)
     left.set_xlabel("cost of symmetry", fontsize=8)
@@ -259,25 +263,25 @@ def kernels(panels: Mapping[str, tuple[pd.DataFrame, int]]) -> Figure:
     Args:
         panels: by title, `symmetry.kernel` and the head to draw.
     """
-    figure = Figure(figsize=(2.7 * len(panels), 2.5), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, (table, head)) in zip(drawn, panels.items(), strict=True):
         one = table[table["head"] == head].sort_values("offset")
-        axes.plot(one["offset"], one["even"], color=REST, linewidth=1.2, label="even (Re $M_t$)")
+        axes.plot(one["offset"], one["even"], color=GREY, linewidth=1.2, label="even (Re $M_t$)")
         axes.plot(one["offset"], one["odd"], color=ROLES["previous_token"], linewidth=1.4, label="odd (Im $M_t$)")
         axes.plot(one["offset"], one["even"] + one["odd"], color="black", linewidth=0.7, linestyle=":", label="sum")
-        axes.axvline(1, color=REST, linewidth=0.6, linestyle="--")
+        axes.axvline(1, color=GREY, linewidth=0.6, linestyle="--")
         axes.set_title(title, fontsize=8)
         axes.set_xlabel(r"offset $\Delta$ = query − key", fontsize=8)
         axes.tick_params(labelsize=7)
     drawn[0].set_ylabel("mean score", fontsize=8)
-    drawn[0].legend(fontsize=6.5, frameon=False)
+    drawn[0].legend(fontsize=6.5)
     return figure
 
 
 def score_matrices(panels: Mapping[str, Float64[Tensor, "query key"]]) -> Figure:
     """Scores before the mask of one head on one sequence, and below, how far they are from their transpose."""
-    figure = Figure(figsize=(2.5 * len(panels), 4.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     drawn = figure.subplots(2, len(panels), squeeze=False)
     for column, (title, scores) in enumerate(panels.items()):
         size = scores.abs().max().item()
@@ -299,12 +303,12 @@ def dynamics(tracks: Mapping[str, pd.DataFrame], null: Spectrum, measure: str, l
 
     Thin lines are seeds, thick lines their median.
     """
-    figure = Figure(figsize=(2.7 * len(tracks), 3.9), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
     above, below = figure.subplots(2, len(tracks), sharex="col", sharey="row", squeeze=False)
     expected = getattr(null, measure)
     mean, spread = float(expected.mean()), float(expected.std())
     for top, bottom, (scheme, track) in zip(above, below, tracks.items(), strict=True):
-        bottom.axhspan(mean - 2 * spread, mean + 2 * spread, color=BAND, linewidth=0)
+        bottom.axhspan(mean - 2 * spread, mean + 2 * spread, color=PALE, linewidth=0)
         for role, colour in ROLES.items():
             rows = track[track["role"] == role]
             for axes, column in ((top, role), (bottom, measure)):
@@ -319,6 +323,6 @@ def dynamics(tracks: Mapping[str, pd.DataFrame], null: Spectrum, measure: str, l
         for axes in (top, bottom):
             axes.tick_params(labelsize=7)
     above[0].set_ylabel("attention to target", fontsize=8)
-    above[0].legend(fontsize=7, frameon=False)
+    above[0].legend(fontsize=7)
     below[0].set_ylabel(label, fontsize=8)
     return figure

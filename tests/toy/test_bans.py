@@ -17,6 +17,7 @@ from qkspectra.toy.model import (
     effective,
     forward,
     initial,
+    phase_measures,
     rotary_angles,
     unflatten,
 )
@@ -194,13 +195,30 @@ def test_semidefinite_has_no_negative_direction() -> None:
 
 def test_rope_phase_bans_leave_no_phase_and_static_leaves_nothing_else() -> None:
     for ban in ("phase", "symmetric-phase", "antisymmetric-phase"):
-        config = config_of("rope", ban)
-        assert phase_energy(config) < 1e-12
-    assert phase_energy(config_of("rope", "static")) > 1 - 1e-12
-    assert 0.3 < phase_energy(config_of("rope", "symmetric")) < 0.9
+        assert odd_energy(config_of("rope", ban)) < 1e-12
+    assert odd_energy(config_of("rope", "static")) > 1 - 1e-12
+    assert 0.3 < odd_energy(config_of("rope", "symmetric")) < 0.9
 
 
-def phase_energy(config: ModelConfig) -> float:
+@pytest.mark.parametrize("ban", sorted(CLAIMS))
+def test_phase_measures_add_up_channels_before_measuring(ban: str) -> None:
+    config = config_of("rope", ban)
+    theta = theta_of(config)
+    real, imaginary = dense_parts(config, theta)
+    on_real, on_imaginary = CLAIMS[ban]
+    even = sum(on_real(r).square().sum((-2, -1)) for r in real)
+    odd = sum(on_imaginary(i).square().sum((-2, -1)) for i in imaginary)
+    straight = sum(part(on_imaginary(i), 1).square().sum((-2, -1)) for i in imaginary)
+    wq, wk, rotary = effective(config, theta, 0)
+    found = phase_measures(QKOperator(wq.flatten(0, 1), wk.flatten(0, 1), rotary=rotary), config.d_head // 2)
+    torch.testing.assert_close(found["phase_energy"], (odd / (even + odd)).flatten(), rtol=0, atol=1e-6)
+    if (odd == 0).all():
+        assert found["phase_symmetric_share"].isnan().all()
+    else:
+        torch.testing.assert_close(found["phase_symmetric_share"], (straight / odd).flatten(), rtol=0, atol=1e-6)
+
+
+def odd_energy(config: ModelConfig) -> float:
     """Share of the dense energy that is odd in the offset, from `M(Delta)` and `M(-Delta)` at many offsets."""
     wq, wk, rotary = effective(config, theta_of(config), 0)
     op = QKOperator(wq.flatten(0, 1), wk.flatten(0, 1), rotary=rotary)

@@ -13,7 +13,7 @@ BAND = 2.0
 """Standard deviations of the null beyond which a signature counts as having left it."""
 
 
-def null(d_head: int, d_model: int, rotary: Rotary | None = None, samples: int = 2000) -> Spectrum:
+def null(d_head: int, d_model: int, samples: int, rotary: Rotary | None = None) -> Spectrum:
     """The finite-size null of a toy head."""
     return null_samples(d_head, d_model, samples, rotary=rotary)
 

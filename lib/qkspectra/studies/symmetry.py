@@ -45,7 +45,7 @@ class Variation:
     layer: str = "both"
 
 
-_SMALL = {"d_model": 32, "d_head": 8}
+_SMALL, _LARGE = {"d_model": 32, "d_head": 8}, {"d_model": 128, "d_head": 32}
 VARIATIONS = (
     Variation("base", "base"),
     Variation("threshold 0.5", "threshold", threshold=0.5),
@@ -54,7 +54,8 @@ VARIATIONS = (
     Variation("rank-matched", "parametrisation", ban="rank-symmetric"),
     Variation("semidefinite", "parametrisation", ban="semidefinite"),
     Variation("d_model 32, heads of 8", "capacity", _SMALL, cap=6000),
-    Variation("d_model 128, heads of 32", "capacity", {"d_model": 128, "d_head": 32}),
+    Variation("d_model 128, heads of 32", "capacity", _LARGE),
+    Variation("d_model 128, heads of 32, rate 0.002", "capacity", {**_LARGE, "learning_rate": 2e-3}, cap=3000),
     Variation("8 heads of 8", "capacity", {"heads": 8, "d_head": 8}, cap=4000),
     Variation("2 heads of 32", "capacity", {"heads": 2, "d_head": 32}, cap=4000),
     Variation("no layer norm", "layer norm", {"norm": False}, cap=4000),
@@ -94,6 +95,8 @@ def multiverse(runs: pd.DataFrame) -> pd.DataFrame:
     Args:
         runs: formations with the columns `variation`, `scheme`, `role` (`none` or `symmetric`), `seed`, `threshold`,
             `step`, `censored`. Points that it lacks are left out.
+
+    `late` marks a point with a baseline whose median exceeds a tenth of the cap: it says little about the cost.
     """
     rows = []
     for variation in VARIATIONS:
@@ -108,6 +111,7 @@ def multiverse(runs: pd.DataFrame) -> pd.DataFrame:
             for s in SCHEMES
         }
         row = {"variation": variation.name, "axis": variation.axis, "seeds": len(steps), **medians, **censored}
+        row["late"] = max(medians.values()) * 10 > variation.cap
         for name, (over, under) in {
             "absolute": (costs["absolute"].to_numpy(), np.ones(len(steps))),
             "rope": (costs["rope"].to_numpy(), np.ones(len(steps))),

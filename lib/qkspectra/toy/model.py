@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from qkspectra.channels import channel_features
 from qkspectra.errors import InputError
+from qkspectra.operators import QKOperator
 from qkspectra.toy.bans import Ban, Scheme, ban_of
 from qkspectra.toy.task import generator
 from qkspectra.weights.layout import Rotary
@@ -244,3 +245,30 @@ def effective(
     left = torch.cat([block[1] for block in used], -2)
     right = torch.cat([block[0] * block[2] for block in used], -2)
     return left, right, Rotary(turning, theta_t)
+
+
+def phase_measures(op: QKOperator, frequencies: int) -> dict[str, Float64[Tensor, " heads"]]:
+    """Phase energy and its symmetric share (see `Spectrum`) of an operator whose frequencies recur, as in `effective`.
+
+    The channels of a ban hold one pair of rows each for every frequency, and `Im M_t` is the sum over them: measured
+    pair by pair, a phase that cancels between channels would still count. Empty without rotary rows.
+    """
+    if op.rotary is None:
+        return {}
+    a, b = (op.rotary.pairs[:, side].view(-1, frequencies).T for side in (0, 1))  # (frequency, channel)
+    same, turned = torch.cat([a, b], 1), torch.cat([b, a], 1)
+    sign = torch.cat([torch.ones_like(a), -torch.ones_like(a)], 1).to(op.wq.dtype)
+    q, real = op.wq[:, same], op.wk[:, same]  # (heads, frequency, 2 * channels, d_model)
+    imaginary = op.wk[:, turned] * sign[..., None]
+
+    def energy(k: Tensor) -> Tensor:
+        return ((q @ q.mT) * (k @ k.mT)).sum((-3, -2, -1))
+
+    core = imaginary @ q.mT
+    odd, squared = energy(imaginary), (core * core.mT).sum((-3, -2, -1))
+    total = energy(real) + odd
+    nothing = odd <= torch.finfo(odd.dtype).eps * total
+    return {
+        "phase_energy": odd / total,
+        "phase_symmetric_share": torch.where(nothing, torch.nan, ((1 + squared / odd) / 2).clamp(0, 1)),
+    }

@@ -20,7 +20,7 @@ from qkspectra.errors import InputError
 from qkspectra.operators import QKOperator
 from qkspectra.spectrum import MEASURES, measure
 from qkspectra.statistics import formation
-from qkspectra.toy.model import ModelConfig, Position, effective, forward, initial
+from qkspectra.toy.model import ModelConfig, Position, effective, forward, initial, phase_measures
 from qkspectra.toy.task import DATA, HELD_OUT, Batch, generator, head_scores, repeats
 
 SPECTRAL = tuple(name for name in MEASURES if name != "bias_norm")
@@ -231,7 +231,8 @@ def _spectra(
     layers = []
     for layer in range(len(config.model.bans)):
         wq, wk, rotary = effective(config.model, theta, layer)
-        spectrum = measure(QKOperator(wq.flatten(0, 1), wk.flatten(0, 1), rotary=rotary))
-        values = [getattr(spectrum, name).double() for name in SPECTRAL]
+        op = QKOperator(wq.flatten(0, 1), wk.flatten(0, 1), rotary=rotary)
+        measures = vars(measure(op)) | phase_measures(op, config.model.d_head // 2)
+        values = [measures[name].double() for name in SPECTRAL]
         layers.append(torch.stack(values).unflatten(-1, (len(theta), config.model.heads)))
     return torch.stack(layers, 2)
