@@ -1,5 +1,6 @@
 """The command line: thin. Results go to standard output, progress and the one line of an error to standard error."""
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ class _OneLine(TyperGroup):
             line = error.format_message() if isinstance(error, TyperException) else str(error)
         except OSError as error:
             line = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                line += ": make room, or write to another disk"
         else:
             sys.exit(code)
         typer.echo("qkspectra: " + " ".join(line.split()), err=True)
