@@ -10,15 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from qkspectra.figures import BLUE, GREEN, GREY, ORANGE, PALE, WIDTH
 from qkspectra.spectrum import Spectrum
 from qkspectra.studies.static import Heads, rows
 
-PREVIOUS, INDUCTION, PHASE, REST, NULL = "#0072b2", "#d55e00", "#009e73", "#8c8c8c", "#d9d9d9"
-"""One colour per role throughout, told apart by eyes of every kind (Okabe and Ito 2008)."""
-
 ROLES = {
-    "previous": (PREVIOUS, "o", "strongest previous-token heads"),
-    "induction": (INDUCTION, "s", "strongest induction heads"),
+    "previous": (BLUE, "o", "strongest previous-token heads"),
+    "induction": (ORANGE, "s", "strongest induction heads"),
 }
 """Colour, marker and label of the heads that are singled out."""
 
@@ -50,13 +48,13 @@ class Portrait:
 
 def portraits(heads: Sequence[Portrait]) -> Figure:
     """A column a head: eigenvalues in the complex plane over those of the null; below, mean attention by offset."""
-    figure = Figure(figsize=(1.9 * len(heads), 3.9), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
     above, below = figure.subplots(2, len(heads), height_ratios=(3, 2), squeeze=False)
     circle = np.exp(1j * np.linspace(0, 2 * np.pi, 200))
     for plane, profile, head in zip(above, below, heads, strict=True):
         reach = 1.1 * max(1.1, head.eigenvalues.abs().max().item())
-        plane.plot(head.null.real, head.null.imag, ".", color=NULL, markersize=1.5, zorder=0, rasterized=True)
-        plane.plot(circle.real, circle.imag, color=REST, linewidth=0.6)
+        plane.plot(head.null.real, head.null.imag, ".", color=PALE, markersize=1.5, zorder=0, rasterized=True)
+        plane.plot(circle.real, circle.imag, color=GREY, linewidth=0.6)
         plane.plot(head.eigenvalues.real, head.eigenvalues.imag, ".", color=head.colour, markersize=5)
         plane.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", title=head.title)
         plane.set(xlabel=r"$\mathrm{Re}\,\lambda$", ylabel=r"$\mathrm{Im}\,\lambda$")
@@ -81,13 +79,13 @@ def population(
         marked: heads to single out.
         measures: column to label, one column of panels each.
     """
-    figure = Figure(figsize=(6.9, 2.1 * len(tables) + 0.4), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.0 * len(tables) + 0.4), layout="constrained")
     grid = figure.subplots(len(tables), len(measures), squeeze=False)
     for line, (model, table) in zip(grid, tables.items(), strict=True):
         for axes, (name, label) in zip(line, measures.items(), strict=True):
             expected = getattr(nulls[model], name)
-            axes.axvspan(*_band(expected), color=NULL, label="Gaussian null, 95 %")
-            axes.axvline(expected.median().item(), color=REST, linewidth=0.8)
+            axes.axvspan(*_band(expected), color=PALE, label="Gaussian null, 95 %")
+            axes.axvline(expected.median().item(), color=GREY, linewidth=0.8)
             axes.hist(table[name], 36, histtype="step", color="black", linewidth=1, label="all heads")
             top = axes.get_ylim()[1]
             for height, (role, heads) in zip((1.06, 1.16), marked[model].items(), strict=False):
@@ -110,15 +108,15 @@ def association(
     Args:
         tables, nulls, marked: as in `population`.
     """
-    figure = Figure(figsize=(6.9, 3.3), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.3), layout="constrained")
     panels = figure.subplots(1, len(tables), squeeze=False, sharey=True)[0]
     for axes, (model, table) in zip(panels, tables.items(), strict=True):
         expected = nulls[model].eigen_rotation
-        axes.axhspan(*_band(expected), color=NULL, label="Gaussian null, 95 %")
+        axes.axhspan(*_band(expected), color=PALE, label="Gaussian null, 95 %")
         axes.axhline(
             table["eigen_rotation"].median(), color="black", linewidth=0.8, linestyle=":", label="median of all heads"
         )
-        axes.plot(table["previous_token"], table["eigen_rotation"], ".", color=REST, markersize=3, label="other heads")
+        axes.plot(table["previous_token"], table["eigen_rotation"], ".", color=GREY, markersize=3, label="other heads")
         for role, heads in marked[model].items():
             colour, shape, text = ROLES[role]
             chosen = rows(table, heads)
@@ -139,7 +137,7 @@ def ablations(effects: pd.DataFrame, groups: Mapping[str, tuple[str, str]]) -> F
         effects: from `studies.audit.ablations`, one channel, with a column `group`.
         groups: value of `group` to label and colour, in order from the left.
     """
-    figure = Figure(figsize=(6.9, 5.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     panels = figure.subplots(3, 1, sharex=True)
     ordered = pd.concat([effects[effects["group"] == group] for group in groups], ignore_index=True)
     labels = {
@@ -170,11 +168,11 @@ def dissociation(effects: Mapping[str, pd.DataFrame]) -> Figure:
         effects: model to the outcome of `studies.audit.ablations`, any of its channels, heads in order from the left.
     """
     marks = {
-        "antisymmetric": ("v", PREVIOUS, "without the antisymmetric part"),
-        "symmetric": ("s", INDUCTION, "without the symmetric part"),
-        "phase": ("x", PHASE, "without the phase"),
+        "antisymmetric": ("v", BLUE, "without the antisymmetric part"),
+        "symmetric": ("s", ORANGE, "without the symmetric part"),
+        "phase": ("x", GREEN, "without the phase"),
     }
-    figure = Figure(figsize=(6.9, 2.9), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
     sizes = [len(table.drop_duplicates(["layer", "head"])) for table in effects.values()]
     panels = figure.subplots(1, len(effects), squeeze=False, sharey=True, width_ratios=sizes)[0]
     for axes, (model, table) in zip(panels, effects.items(), strict=True):
@@ -199,10 +197,10 @@ def severed(before: pd.DataFrame, after: pd.DataFrame, titles: Mapping[tuple[int
         before, after: from `studies.audit.offsets`.
         titles: `(layer, head)` to title, in order.
     """
-    figure = Figure(figsize=(6.9, 2.4), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
     panels = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
     for axes, ((layer, head), title) in zip(panels, titles.items(), strict=True):
-        for shift, (frame, colour, label) in enumerate(((before, REST, "before"), (after, PHASE, "after"))):
+        for shift, (frame, colour, label) in enumerate(((before, GREY, "before"), (after, GREEN, "after"))):
             one = frame[(frame["layer"] == layer) & (frame["head"] == head)]
             axes.vlines(one["offset"] + 0.4 * shift, 0, one["attention"], color=colour, linewidth=1.4, label=label)
         axes.set(title=title, xlabel="positions back", ylim=(0, 1))
@@ -218,13 +216,13 @@ def conventions(pairs: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]], marked: 
         pairs: model to its audits under the raw and under another convention.
         marked: as in `population`.
     """
-    figure = Figure(figsize=(6.2, 3.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     panels = figure.subplots(1, len(pairs), squeeze=False)[0]
     for axes, (model, (raw, other)) in zip(panels, pairs.items(), strict=True):
         both = raw.merge(other, on=["layer", "head"], suffixes=("_raw", "_other"))
-        axes.axline((0.5, 0.5), slope=1, color=REST, linewidth=0.6)
+        axes.axline((0.5, 0.5), slope=1, color=GREY, linewidth=0.6)
         axes.plot(
-            both["eigen_rotation_raw"], both["eigen_rotation_other"], ".", color=REST, markersize=3, label="other heads"
+            both["eigen_rotation_raw"], both["eigen_rotation_other"], ".", color=GREY, markersize=3, label="other heads"
         )
         for role, heads in marked[model].items():
             colour, shape, text = ROLES[role]
@@ -248,4 +246,4 @@ def _band(values: Float64[Tensor, " samples"]) -> list[float]:
 
 def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(3, len(labels)), frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(3, len(labels)))

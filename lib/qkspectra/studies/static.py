@@ -1,6 +1,6 @@
 """What the static audits of several models say together: which heads stand out, against what, and by how much."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from qkspectra import attention, behaviour, channels, intervene, null, operators, scores, spectrum
-from qkspectra.null import null_samples, population_z
+from qkspectra.null import null_operator, null_samples, population_z
 from qkspectra.operators import QKOperator, operator_of
 from qkspectra.spectrum import Spectrum, measure
 from qkspectra.store import Address, Store, source_hash
@@ -55,6 +55,46 @@ def null_of(weights: Weights, samples: int, seed: int) -> Spectrum:
     op = operator_of(weights.layer(0))
     group = weights.layout.n_heads // weights.layout.n_kv_heads
     return null_samples(*op.wq.shape[1:], -(-samples // group) * group, seed, op.rotary, group)
+
+
+def label(head: tuple[int, int]) -> str:
+    """`(16, 0)` as `L16H0`."""
+    return f"L{head[0]}H{head[1]}"
+
+
+def listed(tables: Mapping[str, pd.DataFrame], marked: Mapping[str, Mapping[str, Heads]], count: int) -> pd.DataFrame:
+    """The first `count` heads of each role and model, one row each: `model`, `role`, `name`, and the audit's columns.
+
+    Args:
+        tables: model to audit.
+        marked: model to role to heads.
+    """
+    roles = {"previous": "previous token", "induction": "induction"}
+    parts = []
+    for name, of_model in marked.items():
+        for role, heads in of_model.items():
+            part = rows(tables[name], heads[:count])
+            parts.append(part.assign(model=name, role=roles[role], name=[label(head) for head in heads[:count]]))
+    return pd.concat(parts, ignore_index=True)
+
+
+def grouped(**effects: pd.DataFrame) -> pd.DataFrame:
+    """Ablations of several groups of heads in one table: column `group`, and each `..._change` from before to after."""
+    table = pd.concat([part.assign(group=name) for name, part in effects.items()], ignore_index=True)
+    measured = [column.removesuffix("_before") for column in table if column.endswith("_before")]
+    return table.assign(**{f"{name}_change": table[f"{name}_after"] - table[f"{name}_before"] for name in measured})
+
+
+def eigenvalues(weights: Weights, head: tuple[int, int]) -> Complex128[Tensor, " d_head"]:
+    """The eigenvalues of one head, scaled as in `scaled_eigenvalues`."""
+    layer, number = head
+    return scaled_eigenvalues(operator_of(weights.layer(layer)), weights.layout.d_model)[number]
+
+
+def null_eigenvalues(weights: Weights, samples: int, seed: int) -> Complex128[Tensor, " points"]:
+    """The same of all of `samples` heads of the model's null."""
+    layout = weights.layout
+    return scaled_eigenvalues(null_operator(layout.d_head, layout.d_model, samples, seed), layout.d_model).flatten()
 
 
 def scaled_eigenvalues(op: QKOperator, d_model: int) -> Complex128[Tensor, "heads d_head"]:
