@@ -6,10 +6,18 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "errors": ["InputError"],
-        "scores": ["rebuilt_scores"],
-        "studies.audit": ["ablations", "audit"],
-        "verify": ["Agreement", "agreements"],
         "weights": ["Weights", "open_model"],
+        "operators": ["QKOperator", "operator_of"],
+        "spectrum": ["Spectrum", "measure"],
+        "null": ["closed_forms", "null_operator", "null_samples", "population_z", "z_scores"],
+        "channels": ["CHANNELS", "channel_features"],
+        "scores": ["rebuilt_scores"],
+        "attention": ["tapped"],
+        "verify": ["Agreement", "agreements"],
+        "behaviour": ["Behaviour", "random_repeats"],
+        "intervene": ["ablated"],
+        "studies.audit": ["ablations", "audit"],
+        "store": ["Store"],
+        "errors": ["InputError"],
     },
 )
