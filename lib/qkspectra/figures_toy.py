@@ -81,7 +81,7 @@ def formation_times(runs: pd.DataFrame, threshold: float = 0.9) -> Figure:
     return figure
 
 
-def _log_axis(axes: Axes, ticks: Sequence[float]) -> None:
+def _log_axis(axes: Axes, ticks: Sequence[float | int]) -> None:
     """A logarithmic axis with plain numbers at those of the ticks that its range holds."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
@@ -231,7 +231,7 @@ def _paper_line(axes: Axes) -> None:
 
 
 def multiverse(table: pd.DataFrame) -> Figure:
-    """A row a point: slowdown under learned-absolute and RoPE, on the right their ratio; pale where a baseline is late."""
+    """A row a point: slowdown under learned-absolute and RoPE, right their ratio; pale where a baseline is late."""
     figure = Figure(figsize=(WIDTH, 0.33 * len(table) + 1.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for row, entry in enumerate(table.to_dict(orient="records")):

@@ -210,7 +210,7 @@ def _origin(whole: Sequence[Training], store: Store) -> dict[str, Any]:
 
 
 def _seconds(whole: Sequence[Training], store: Store) -> float:
-    return sum(unit.seconds(store) for unit in whole)
+    return sum((unit.seconds(store) for unit in whole), 0.0)
 
 
 def _small(table: pd.DataFrame) -> pd.DataFrame:
