@@ -17,8 +17,6 @@ INVISIBLE = re.compile(
 DECIMAL = re.compile(r"(?<![\w.,])[-−+]?\d+\.\d+")
 NARROW = 20
 """Characters up to which a column of text is not wrapped in the PDF."""
-PAGE = 30
-"""Rows above which Sphinx makes a `longtable`, which lacks the wrapping columns of `tabulary`."""
 LABEL = re.compile(r"\b(?:fig|tab)-[a-z0-9-]+")
 
 
@@ -91,11 +89,13 @@ def table_markdown(table: dict) -> str:
 
     rule = "|" + "|".join("---:" if side == "right" else ":---" for side in table["align"]) + "|"
     wide = [max(map(len, column)) > NARROW for column in zip(*table["rows"], strict=True)]
-    if len(table["rows"]) > PAGE:
-        letters = {"left": ("l", f"\\X{{1}}{{{len(wide)}}}"), "right": ("r", "r")}
-    else:
-        letters = {"left": ("l", "L"), "right": ("R", "R")}
-    spec = "".join(letters[side][broad] for side, broad in zip(table["align"], wide, strict=True))
+    letters = {
+        ("left", False): "l",
+        ("left", True): "L",
+        ("right", False): "R",
+        ("right", True): "R",
+    }  # tabulary's wrap
+    spec = "".join(letters[side, broad] for side, broad in zip(table["align"], wide, strict=True))
     body = "\n".join([row(table["headings"]), rule, *(row(cells) for cells in table["rows"])])
     return (
         f"```{{tabularcolumns}} {spec}\n```\n\n"

@@ -89,8 +89,8 @@ from qkspectra.errors import InputError
 VALUES_MIME = "application/vnd.qkspectra.values+json"
 TABLE_MIME = "application/vnd.qkspectra.table+json"
 EMPTY = "–"
-TABLE_ROWS = 60
-"""More are no table to be read: draw them."""
+TABLE_ROWS = 30
+"""More fill a page of the PDF, and LaTeX sets them in another kind of table."""
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 

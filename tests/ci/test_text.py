@@ -101,15 +101,3 @@ def test_a_table_is_a_numbered_myst_table():
     assert ":name: tab-heads" in lines
     assert "|:---|---:|" in lines
     assert "| L0\\|H1 | 0.25 |" in lines
-
-
-@pytest.mark.parametrize(("count", "spec"), [(30, "lLR"), (31, "l\\X{1}{3}r")])
-def test_long_tables_break_over_pages_in_the_pdf(count, spec):
-    table = {
-        "name": "tab-a",
-        "caption": "Many.",
-        "headings": ["A", "B", "C"],
-        "align": ["left", "left", "right"],
-        "rows": [["a", "words " * 9, "1"]] * count,
-    }
-    assert text.table_markdown(table).splitlines()[0] == f"```{{tabularcolumns}} {spec}"
