@@ -107,7 +107,7 @@ def contrasts(table: pd.DataFrame, level: float = 0.05) -> Figure:
 
 def _interval(
     axes: Axes,
-    row: float,
+    row: float | int,
     ratio: float,
     low: float,
     high: float,
@@ -123,6 +123,7 @@ def _interval(
 
 
 def _ratio_axis(axes: Axes) -> None:
+    axes.set_xscale("log")
     low, high = axes.get_xlim()
     close = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2)
     _log_axis(axes, close if high / low < 2.5 else (0.125, 0.25, 0.5, 1, 2, 4, 8, 16))
@@ -172,10 +173,10 @@ def end_spectra(tracks: Mapping[str, pd.DataFrame], null: Spectrum) -> Figure:
         tracks: by scheme, `order.followed`.
     """
     measures = {
-        "antisymmetric_energy": "antisymmetric energy",
+        "antisymmetric_energy": "antisymmetric\nenergy",
         "eigen_rotation": "eigen-rotation",
-        "henrici": "departure from normality",
-        "phase_symmetric_share": "symmetric share of Im $M_t$",
+        "henrici": "departure from\nnormality",
+        "phase_symmetric_share": "symmetric share\nof Im $M_t$",
     }
     figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     panels = figure.subplots(1, len(measures), sharey=True)
