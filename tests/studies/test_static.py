@@ -114,3 +114,33 @@ def test_offsets_hold_the_scores_of_the_audit(tiny_llama):
         assert one[length] == scores["duplicate_token"]
     cut = offsets(weights, [(1, 2)], without=(1, 2, "phase"))
     assert not torch.equal(torch.tensor(cut["attention"]), torch.tensor(seen["attention"][: length + 1]))
+
+
+def test_listed_heads_keep_order_role_and_model(table):
+    marked = {
+        "one": {"previous": [(3, 1), (0, 2), (1, 1)], "induction": [(2, 2)]},
+        "two": {"previous": [(0, 0)]},
+    }
+    seen = static.listed({"one": table, "two": table * 1}, marked, count=2)
+    assert seen["name"].tolist() == ["L3H1", "L0H2", "L2H2", "L0H0"]
+    assert seen["model"].tolist() == ["one", "one", "one", "two"]
+    assert seen["role"].tolist() == ["previous token", "previous token", "induction", "previous token"]
+    assert seen["eigen_rotation"].tolist()[0] == static.rows(table, [(3, 1)])["eigen_rotation"].item()
+
+
+def test_grouped_effects_say_what_changed():
+    effect = pd.DataFrame({"layer": [0], "head": [1], "loss_second_before": [2.0], "loss_second_after": [3.5]})
+    seen = static.grouped(first=effect, second=effect.assign(loss_second_after=1.0))
+    assert seen["group"].tolist() == ["first", "second"]
+    assert seen["loss_second_change"].tolist() == [1.5, -1.0]
+
+
+def test_eigenvalues_of_one_head_are_scaled_by_its_own_norm(tiny_llama):
+    weights = open_model(str(tiny_llama))
+    layer, head = weights.layer(1), 4
+    m = layer.wq[head].T @ layer.wk[1]
+    dense = torch.linalg.eigvals(m)
+    expected = dense[dense.abs() > 1e-9] * 48**0.5 / m.norm()
+    seen = static.eigenvalues(weights, (1, head))
+    assert seen.abs().sort().values.tolist() == pytest.approx(expected.abs().sort().values.tolist(), rel=1e-8)
+    assert static.null_eigenvalues(weights, 5, seed=0).shape == (5 * 8,)
