@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 from jaxtyping import Complex128, Float64
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 WIDTH = 6.3
@@ -23,12 +24,12 @@ BLUE, ORANGE, GREEN, PINK, GREY, PALE = "#0072b2", "#d55e00", "#009e73", "#cc79a
 
 matplotlib.rcParams.update(
     {
-        "font.size": 8,
-        "axes.titlesize": 8,
-        "axes.labelsize": 8,
-        "xtick.labelsize": 7,
-        "ytick.labelsize": 7,
-        "legend.fontsize": 7,
+        "font.size": 9,
+        "axes.titlesize": 9,
+        "axes.labelsize": 9,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "legend.fontsize": 8,
         "legend.frameon": False,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -155,6 +156,7 @@ def kernels(panels: Sequence[Kernel]) -> Figure:
         axes.plot(kernel.distance, kernel.even, "s-", color=ORANGE, markersize=2.5, linewidth=0.9, label="phase zeroed")
         axes.plot(kernel.distance, kernel.full, "o-", color=BLUE, markersize=3, label="as it is")
         axes.set(title=kernel.title, xlabel=r"distance $\Delta = i - j$", xlim=kernel.distance[[0, -1]].tolist())
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.axes[0].set_ylabel("score")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure

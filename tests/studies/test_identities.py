@@ -1,6 +1,8 @@
 """The chapter's identities hold to rounding, and each of the checks can fail."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,3 +68,11 @@ def test_rounding_to_half_precision_moves_the_rows_by_its_unit_roundoff():
     for dtype, unit in ((torch.float16, 2**-11), (torch.bfloat16, 2**-8)):
         moved = rounded(op, dtype)
         assert 0 < ((moved.wq - op.wq) / op.wq).abs().max() <= unit
+
+
+def test_chapter_states_every_identity_that_is_checked():
+    chapter = (Path(__file__).resolve().parents[2] / "book" / "theory.md").read_text(encoding="utf-8")
+    labels = set(re.findall(r"^:label: (eq-\S+)$", chapter, re.MULTILINE))
+    assert set(IDENTITIES) <= labels
+    # Without a check: two definitions, and a limit that the null's own tests compare with draws.
+    assert labels - set(IDENTITIES) == {"eq-rotation", "eq-phase", "eq-null-henrici"}

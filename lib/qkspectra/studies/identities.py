@@ -342,10 +342,10 @@ def kernel(
     return torch.stack(values, 1)
 
 
-def mean_input(weights: Weights, layer: int, length: int, seed: int) -> Float64[Tensor, " d_model"]:
-    """Mean input of an attention layer over the positions of one sequence of random tokens."""
+def layer_inputs(weights: Weights, layer: int, length: int, seed: int) -> Float64[Tensor, "position d_model"]:
+    """What enters an attention layer of the running model at each position of a sequence of distinct random tokens."""
     model, inputs = weights.load(), {}
-    tokens = random_repeats(weights.layout, 1, length, seed)
+    tokens = random_repeats(weights.layout, 1, length, seed)[:, :length]
     with torch.no_grad(), tapped(weights.attention_modules(model), on_input=inputs.__setitem__):
         model(tokens)
-    return inputs[layer][0].double().mean(0)
+    return inputs[layer][0].double()
