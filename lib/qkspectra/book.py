@@ -158,7 +158,7 @@ def table(frame: pd.DataFrame, name: str, caption: str, columns: Mapping[str, tu
             stands left; numbers stand right).
 
     Raises:
-        InputError: a column that is not in the frame, no rows or too many, a bad label, or a value and its format at odds.
+        InputError: a column that the frame lacks, no rows or too many, a bad label, a value its format does not fit.
     """
     if not re.fullmatch(r"tab-[a-z0-9-]+", name):
         raise InputError(f"the table label {name!r} should look like 'tab-strongest-heads'")
