@@ -28,7 +28,7 @@ class Row:
         return self.limit is None or (self.value is not None and self.value <= self.limit)
 
 
-def best_times(candidates: dict[str, Callable[[], object]], repeats: int = 7) -> dict[str, float]:
+def best_times(candidates: dict[str, Callable[[], object]], repeats: int = 12) -> dict[str, float]:
     """Shortest time of each candidate in seconds; they take turns, so that a busy moment hits all alike."""
     best = dict.fromkeys(candidates, float("inf"))
     for turn in range(repeats + 1):

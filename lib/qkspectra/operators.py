@@ -18,6 +18,7 @@ where `A` and `B` are the two rows that frequency `t` rotates; `M = M(0)`. The s
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -65,7 +66,7 @@ class QKOperator:
 
     def grams(self) -> tuple[Float64[Tensor, "heads d_head d_head"], Float64[Tensor, "heads d_head d_head"]]:
         """`G_q = W_q W_q^T` and `G_k = W_k W_k^T`."""
-        return self.wq @ self.wq.mT, self.wk @ self.wk.mT
+        return _gram(self.wq), _gram(self.wk)
 
     def norm(self) -> Float64[Tensor, " heads"]:
         """Frobenius norm `||M||_F = sqrt(tr(G_q G_k))`."""
@@ -144,6 +145,15 @@ class QKOperator:
             bk=None if self.bk is None else self.bk[:, key] * signs,
             rotary=None,
         )
+
+
+def _gram(rows: Float64[Tensor, "heads d_head d_model"]) -> Float64[Tensor, "heads d_head d_head"]:
+    # NumPy sees that a matrix meets its own transpose and computes half of the product; torch does not.
+    gram = np.empty((rows.shape[0], rows.shape[1], rows.shape[1]))
+    with np.errstate(over="ignore", invalid="ignore"):  # damaged rows show in the result, and are refused there
+        for head, out in zip(rows.numpy(), gram, strict=True):
+            np.matmul(head, head.T, out=out)
+    return torch.from_numpy(gram)
 
 
 def _rotated(

@@ -150,9 +150,11 @@ def _eigen(
         basis = torch.where(values.imag[:, None, :] >= 0, vectors.real, vectors.imag)
         return values, _overlaps(values, basis, gq, gk)
 
-    chunks = [x.chunk(torch.get_num_threads()) for x in (core, gq, gk)]
-    with ThreadPoolExecutor(len(chunks[0])) as pool:
-        values, overlaps = zip(*pool.map(part, *chunks), strict=True)
+    threads = min(torch.get_num_threads(), len(core))
+    if threads == 1:
+        return part(core, gq, gk)
+    with ThreadPoolExecutor(threads) as pool:
+        values, overlaps = zip(*pool.map(part, *(x.chunk(threads) for x in (core, gq, gk))), strict=True)
     return torch.cat(values), torch.cat(overlaps)
 
 
