@@ -103,7 +103,8 @@ def test_processes_give_the_same_table_as_one(tmp_path: Path) -> None:
     unit.run(one)
     with processes(2) as executor:
         run(split(unit, 1), two, executor)
-    pd.testing.assert_frame_equal(unit.table(one), unit.table(two), rtol=0, atol=1e-4)
+    # Sums of float32 in another order; the overlaps, which are large, move in proportion.
+    pd.testing.assert_frame_equal(unit.table(one), unit.table(two), rtol=1e-4, atol=1e-4)
     assert unit.seconds(two) > 0
 
 
