@@ -185,6 +185,11 @@ def _log_rank(runs: pd.DataFrame, asked: Contrast, threshold: float) -> float:
     return log_rank(both["step"].to_numpy(float), both["censored"].to_numpy(bool), group)
 
 
+def intervals(table: pd.DataFrame, prefix: str = "") -> list[str]:
+    """The columns `low` and `high` in one text a row, as narrow tables print them."""
+    return [f"{a:.2f} to {b:.2f}" for a, b in zip(table[f"{prefix}low"], table[f"{prefix}high"], strict=True)]
+
+
 def slowdowns(runs: pd.DataFrame, threshold: float = 0.9) -> pd.DataFrame:
     """One row per condition: ratio to the same seeds without a ban, interval, censored runs, capability."""
     rows = []
