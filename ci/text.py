@@ -17,6 +17,8 @@ INVISIBLE = re.compile(
 DECIMAL = re.compile(r"(?<![\w.,])[-−+]?\d+\.\d+")
 NARROW = 20
 """Characters up to which a column of text is not wrapped in the PDF."""
+CROWDED = 6
+"""Columns up to which a table of the PDF is set in the size of the text."""
 LABEL = re.compile(r"\b(?:fig|tab)-[a-z0-9-]+")
 
 
@@ -97,7 +99,10 @@ def table_markdown(table: dict) -> str:
     }  # tabulary's wrap
     spec = "".join(letters[side, broad] for side, broad in zip(table["align"], wide, strict=True))
     body = "\n".join([row(table["headings"]), rule, *(row(cells) for cells in table["rows"])])
-    return (
+    markdown = (
         f"```{{tabularcolumns}} {spec}\n```\n\n"
         f":::{{table}} {table['caption']}\n:name: {table['name']}\n:align: center\n\n{body}\n:::\n"
     )
+    if len(table["headings"]) > CROWDED:
+        return f"```{{raw}} latex\n\\crowded\n```\n\n{markdown}\n```{{raw}} latex\n\\endcrowded\n```\n"
+    return markdown

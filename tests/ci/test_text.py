@@ -101,3 +101,13 @@ def test_a_table_is_a_numbered_myst_table():
     assert ":name: tab-heads" in lines
     assert "|:---|---:|" in lines
     assert "| L0\\|H1 | 0.25 |" in lines
+
+
+def test_tables_of_many_columns_are_set_smaller_in_the_pdf():
+    def table(columns):
+        content = {"headings": ["H"] * columns, "align": ["right"] * columns, "rows": [["1"] * columns]}
+        return text.table_markdown({"name": "tab-a", "caption": "Many.", **content})
+
+    assert "crowded" not in table(6)
+    lines = table(7).splitlines()
+    assert lines.index("\\crowded") < lines.index(":name: tab-a") < lines.index("\\endcrowded")
