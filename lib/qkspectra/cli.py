@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Annotated, Any
@@ -189,6 +190,8 @@ def train(
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 8,
     cap: Annotated[int, typer.Option(help="Steps after which a run that has not formed is censored.")] = 2500,
     workers: Annotated[int, typer.Option(help="Processes, of one thread each.")] = 1,
+    ensemble: Annotated[int, typer.Option(help="Seeds trained together: many on a GPU, few on a CPU.")] = 4,
+    device: Annotated[str, typer.Option(help="Where to train, as torch names it: cpu or cuda.")] = "cpu",
     results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where each seed's result is kept.")] = Path(
         "results"
     ),
@@ -209,15 +212,11 @@ def train(
 
     if out is not None:
         tables.check_path(out)
-    unit = training.condition(scheme, ban, layer, seeds, cap=cap)
+    unit = replace(training.condition(scheme, ban, layer, seeds, cap=cap), device=device)
+    parts = training.split(unit, ensemble)
     store = Store(results)
     with _status() as say, processes(workers) as executor:
-        run(
-            training.split(unit, training.ENSEMBLE),
-            store,
-            executor,
-            lambda done, total, label: say(f"training: {done} of {total} parts done"),
-        )
+        run(parts, store, executor, lambda done, total, label: say(f"training: {done} of {total} parts done"))
     if out is None:
         Console().print(tables.formed(training.formations([unit], store)))
     else:

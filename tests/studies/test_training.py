@@ -74,6 +74,8 @@ def test_the_command_prints_a_line_a_seed_and_says_what_is_censored(tmp_path: Pa
         (["--scheme", "rope", "--layer", "2"], "unknown layer '2'"),
         (["--scheme", "rope", "--cap", "15"], "multiples of every"),
         (["--scheme", "rope", "--workers", "0"], "0 workers cannot work"),
+        (["--scheme", "rope", "--ensemble", "0"], "ensembles of 0 seeds train nothing"),
+        (["--scheme", "rope", "--device", "tpu7"], "no device 'tpu7'"),
         (["--scheme", "rope", "--out", "table.txt"], "the suffix says the format"),
     ],
 )

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 import qkspectra.channels
 import qkspectra.operators
@@ -49,12 +50,20 @@ class Training:
         seeds: its seeds.
         labels: columns that tell the condition from others in tables, such as `ban`; none of them a column of `Run`.
         sources: hash of the source that is to run it.
+        device: where to train, as torch names it.
     """
 
     config: TrainConfig
     seeds: tuple[int, ...]
     labels: Mapping[str, Any] = field(default_factory=dict, hash=False)
     sources: str = SOURCES
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError):
+            raise InputError(f"this machine has no device {self.device!r}: use cpu") from None
 
     @property
     def label(self) -> str:
@@ -84,12 +93,14 @@ class Training:
         missing = self.missing(store)
         if not missing:
             return
-        start = time.process_time()
-        table = train(self.config, missing).table
-        each = (time.process_time() - start) / len(missing)
+        # Processor time on a CPU, where others may share the cores; on an accelerator the clock is what it costs.
+        clock = time.process_time if self.device == "cpu" else time.perf_counter
+        start = clock()
+        table = train(self.config, missing, device=self.device).table
+        each = (clock() - start) / len(missing)
         for seed in missing:
             rows = table[table["seed"] == seed].reset_index(drop=True)
-            store.put(self.address(seed), rows, seconds=each, seeds=[seed])
+            store.put(self.address(seed), rows, seconds=each, seeds=[seed], device=self.device)
 
     def table(self, store: Store) -> pd.DataFrame:
         """The stored rows of all seeds, behind the labels.
@@ -149,9 +160,14 @@ def condition(
 
 
 def split(unit: Training, size: int) -> list[Training]:
-    """The same seeds as units of at most `size` seeds."""
-    chunks = [unit.seeds[i : i + size] for i in range(0, len(unit.seeds), size)]
-    return [Training(unit.config, chunk, unit.labels) for chunk in chunks]
+    """The same seeds as units of at most `size` seeds.
+
+    Raises:
+        InputError: a size below 1.
+    """
+    if size < 1:
+        raise InputError(f"ensembles of {size} seeds train nothing: use 1 or more")
+    return [replace(unit, seeds=unit.seeds[i : i + size]) for i in range(0, len(unit.seeds), size)]
 
 
 def curves(table: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
