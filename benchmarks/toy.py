@@ -110,13 +110,14 @@ def _data(config: TrainConfig, seeds: int) -> tuple[Tensor, Tensor]:
 def _transformer_lens(config: TrainConfig) -> Callable[[], None] | None:
     """The same absolute model in TransformerLens, one seed: attention only, its own loss, AdamW."""
     try:
-        from transformer_lens import HookedTransformer, HookedTransformerConfig
+        from transformer_lens.config import TransformerBridgeConfig
+        from transformer_lens.model_bridge.sources.native import boot
     except ImportError:
         return None
     m = config.model
-    model = HookedTransformer(
-        HookedTransformerConfig(
-            n_layers=2,
+    model = boot(
+        TransformerBridgeConfig(
+            n_layers=len(m.bans),
             d_model=m.d_model,
             d_head=m.d_head,
             n_heads=m.heads,

@@ -190,7 +190,7 @@ def train(
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 8,
     cap: Annotated[int, typer.Option(help="Steps after which a run that has not formed is censored.")] = 2500,
     workers: Annotated[int, typer.Option(help="Processes, of one thread each.")] = 1,
-    ensemble: Annotated[int, typer.Option(help="Seeds trained together: many on a GPU, few on a CPU.")] = 4,
+    ensemble: Annotated[int, typer.Option(help="Seeds trained together: many on a GPU, few on a CPU.")] = 8,
     device: Annotated[str, typer.Option(help="Where to train, as torch names it: cpu or cuda.")] = "cpu",
     results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where each seed's result is kept.")] = Path(
         "results"

@@ -26,6 +26,25 @@ def test_a_seed_is_the_same_alone_and_in_an_ensemble() -> None:
             torch.testing.assert_close(together.theta[row], alone.theta[0], rtol=0, atol=1e-4)
 
 
+def test_a_seed_is_handed_over_the_moment_it_leaves() -> None:
+    """A threshold of the easiest seed: it is handed over while the others still train."""
+    base = {"horizon": 10, "after": 10, "cap": 60, "persistence": 1, "batch": 4, "evaluation_batch": 4}
+    full = train(TrainConfig(TINY, **{**base, "threshold": 1.0}), [0, 1, 2]).table
+    early = full[full["step"].between(10, 30)].groupby("seed")["accuracy"].max()
+    handed: list[tuple[int, int, float]] = []
+    run = train(
+        TrainConfig(TINY, **{**base, "threshold": float(early.median())}),
+        [0, 1, 2],
+        finished=lambda seed, rows, seconds: handed.append((seed, len(rows), seconds)),
+    )
+    assert sorted(seed for seed, _, _ in handed) == [0, 1, 2]
+    assert {seed: rows for seed, rows, _ in handed} == run.table.groupby("seed").size().to_dict()
+    shares = [seconds for _, _, seconds in handed]
+    assert shares == sorted(shares)
+    assert shares[0] > 0
+    assert handed[0][1] < handed[-1][1]
+
+
 def test_the_table_is_complete_and_tidy() -> None:
     table = train(QUICK, [0, 1]).table
     assert len(table) == 2 * 3 * 2 * 2  # seeds, evaluations, layers, heads

@@ -1,6 +1,5 @@
 """Training runs of the toy laboratory as units of work, one stored result a seed."""
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,7 +36,7 @@ SOURCES = source_hash(
 )
 THRESHOLDS = (0.5, 0.9)
 LAYERS = {"0": (0,), "1": (1,), "both": (0, 1)}
-ENSEMBLE = 4
+ENSEMBLE = 8
 """Seeds trained together on a CPU: enough to spread the cost of dispatching, few enough to stay in its cache."""
 
 
@@ -81,7 +80,7 @@ class Training:
         return not self.missing(store)
 
     def run(self, store: Store) -> None:
-        """Train the seeds that the store lacks, and store each.
+        """Train the seeds that the store lacks, and store each the moment it has finished.
 
         Raises:
             InputError: this process has another state of the library than the one that asked.
@@ -90,17 +89,12 @@ class Training:
             raise InputError(
                 "a worker runs another version of the library than its caller: start it again from the same"
             )
-        missing = self.missing(store)
-        if not missing:
-            return
-        # Processor time on a CPU, where others may share the cores; on an accelerator the clock is what it costs.
-        clock = time.process_time if self.device == "cpu" else time.perf_counter
-        start = clock()
-        table = train(self.config, missing, device=self.device).table
-        each = (clock() - start) / len(missing)
-        for seed in missing:
-            rows = table[table["seed"] == seed].reset_index(drop=True)
-            store.put(self.address(seed), rows, seconds=each, seeds=[seed], device=self.device)
+
+        def keep(seed: int, rows: pd.DataFrame, seconds: float) -> None:
+            store.put(self.address(seed), rows, seconds=seconds, seeds=[seed], device=self.device)
+
+        if missing := self.missing(store):
+            train(self.config, missing, device=self.device, finished=keep)
 
     def table(self, store: Store) -> pd.DataFrame:
         """The stored rows of all seeds, behind the labels.

@@ -5,6 +5,7 @@ the seeds beside it and is paired with the same seed under another ban or scheme
 formed the circuit and reached the horizon, when it reaches the cap, or when its loss is no longer finite.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from qkspectra.toy.task import DATA, HELD_OUT, Batch, generator, head_scores, re
 
 SPECTRAL = tuple(name for name in MEASURES if name != "bias_norm")
 BEHAVIOUR = ("previous_token", "induction", "duplicate_token")
-Progress = Callable[[int, int], None]
+Finished = Callable[[int, pd.DataFrame, float], None]
 
 
 @dataclass(frozen=True)
@@ -98,39 +99,45 @@ def train(
     seeds: Sequence[int],
     *,
     device: torch.device | str = "cpu",
-    progress: Progress = lambda step, active: None,
+    finished: Finished = lambda seed, rows, seconds: None,
 ) -> Run:
     """Train the seeds as one ensemble.
 
     Args:
-        progress: called after every evaluation with the step and the number of seeds still training.
+        finished: called for each seed when it leaves, with its rows of the table and its share of the time so far:
+            processor seconds on a CPU, where others may share the cores, elapsed seconds on an accelerator.
 
     Raises:
         InputError: no seeds, a negative one or one twice.
     """
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise InputError("seeds must be at least one, distinct and not negative")
+    clock = time.process_time if torch.device(device).type == "cpu" else time.perf_counter
+    moment, share = clock(), 0.0
     state = Ensemble(config, seeds, device)
-    tables, final = [], {}
+    tables: dict[int, list[pd.DataFrame]] = {seed: [] for seed in seeds}
+    runs, final = {}, {}
     step = 0
     while True:
         table, stop = state.evaluate(step)
-        tables.append(table)
-        if stop.any():
-            for row in stop.nonzero()[:, 0].tolist():
-                final[state.seeds[row]] = state.theta.detach()[row].cpu().clone()
-            state.keep(~stop)
-        progress(step, len(state.seeds))
-        if not state.seeds:
+        for seed, rows in table.groupby("seed"):
+            tables[int(seed)].append(rows)
+        now = clock()
+        moment, share = now, share + (now - moment) / len(state.seeds)
+        for row in stop.nonzero()[:, 0].tolist():
+            seed = state.seeds[row]
+            final[seed] = state.theta.detach()[row].cpu().clone()
+            runs[seed] = pd.concat(tables.pop(seed), ignore_index=True)
+            finished(seed, runs[seed], share)
+        if stop.all():
             break
+        if stop.any():
+            state.keep(~stop)
         for _ in range(config.every):
             state.step()
         step += config.every
-    table = pd.concat(tables, ignore_index=True)
-    return Run(
-        table.sort_values(["seed", "step", "layer", "head"], ignore_index=True),
-        torch.stack([final[seed] for seed in seeds]),
-    )
+    whole = pd.concat([runs[seed] for seed in sorted(seeds)], ignore_index=True)
+    return Run(whole, torch.stack([final[seed] for seed in seeds]))
 
 
 class Ensemble:
