@@ -73,7 +73,7 @@ def _ours(scheme: str, ban: str = "none", seeds: int = ENSEMBLE) -> Ensemble:
 def _vmapped(config: TrainConfig) -> Callable[[], None]:
     """One `torch.vmap` ensemble of the same absolute model, seeds, batch and optimiser, written for one seed."""
     model, seeds = config.model, ENSEMBLE
-    theta = _ours("absolute").theta.detach().clone().requires_grad_()
+    theta = _ours("absolute").theta.requires_grad_()
     optimiser = torch.optim.AdamW([theta], config.learning_rate, (config.beta1, config.beta2), fused=True)
     tokens, targets = _data(config, seeds)
     mask = torch.full((model.length, model.length), -torch.inf).triu(1)

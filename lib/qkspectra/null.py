@@ -13,7 +13,6 @@ but the spectral radius.
 """
 
 import math
-from dataclasses import fields
 from functools import lru_cache
 
 import numpy as np
@@ -90,9 +89,7 @@ def _null_samples(d_head: int, d_model: int, samples: int, seed: int, frequencie
     # In parts: the rows and intermediate results of all heads at once would outweigh everything else an audit holds.
     part = max(_PART // group, 1) * group
     sizes = [min(part, samples - start) for start in range(0, samples, part)]
-    parts = [measure(null_operator(d_head, d_model, size, rng, rotary, group)) for size in sizes]
-    names = [field.name for field in fields(Spectrum)]
-    return Spectrum(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+    return Spectrum.joined([measure(null_operator(d_head, d_model, size, rng, rotary, group)) for size in sizes])
 
 
 def z_scores(spectrum: Spectrum, null: Spectrum) -> dict[str, Float64[Tensor, " heads"]]:

@@ -18,7 +18,6 @@ where `A` and `B` are the two rows that frequency `t` rotates; `M = M(0)`. The s
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -60,13 +59,19 @@ class QKOperator:
         """The operator of weights of any floating type on any device; they are upcast before any multiplication."""
         return cls(wq.detach().to("cpu", torch.float64), wk.detach().to("cpu", torch.float64), rotary=rotary)
 
+    def chunk(self, parts: int) -> list["QKOperator"]:
+        """The heads in at most `parts` operators, in order; nothing is copied."""
+        names = ("wq", "wk", "bq", "bk")
+        split = [[None] * parts if x is None else x.chunk(parts) for x in (getattr(self, name) for name in names)]
+        return [replace(self, **dict(zip(names, part, strict=True))) for part in zip(*split, strict=False)]
+
     def core(self) -> Float64[Tensor, "heads d_head d_head"]:
         """`C = W_k W_q^T`: its eigenvalues are the nonzero eigenvalues of `M`, with multiplicity."""
         return self.wk @ self.wq.mT
 
     def grams(self) -> tuple[Float64[Tensor, "heads d_head d_head"], Float64[Tensor, "heads d_head d_head"]]:
         """`G_q = W_q W_q^T` and `G_k = W_k W_k^T`."""
-        return _gram(self.wq), _gram(self.wk)
+        return self.wq @ self.wq.mT, self.wk @ self.wk.mT
 
     def norm(self) -> Float64[Tensor, " heads"]:
         """Frobenius norm `||M||_F = sqrt(tr(G_q G_k))`."""
@@ -145,15 +150,6 @@ class QKOperator:
             bk=None if self.bk is None else self.bk[:, key] * signs,
             rotary=None,
         )
-
-
-def _gram(rows: Float64[Tensor, "heads d_head d_model"]) -> Float64[Tensor, "heads d_head d_head"]:
-    # NumPy sees that a matrix meets its own transpose and computes half of the product; torch does not.
-    gram = np.empty((rows.shape[0], rows.shape[1], rows.shape[1]))
-    with np.errstate(over="ignore", invalid="ignore"):  # damaged rows show in the result, and are refused there
-        for head, out in zip(rows.numpy(), gram, strict=True):
-            np.matmul(head, head.T, out=out)
-    return torch.from_numpy(gram)
 
 
 def _rotated(

@@ -5,8 +5,9 @@ nonzero eigenvalues, `l` and `r` its left and right eigenvectors. All norms are 
 core `C`, which shares eigenvalues with `M` but not norms.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NoReturn
 
 import torch
@@ -76,6 +77,11 @@ class Spectrum:
     phase_symmetric_share: Float64[Tensor, " heads"]
     bias_norm: Float64[Tensor, " heads"]
 
+    @classmethod
+    def joined(cls, parts: Sequence["Spectrum"]) -> "Spectrum":
+        """The spectra of several operators of one `d_head` as those of all their heads, in order."""
+        return cls(**{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)})
+
 
 def measure(op: QKOperator) -> Spectrum:
     """All measures of all heads of an operator, in one batched call.
@@ -83,19 +89,38 @@ def measure(op: QKOperator) -> Spectrum:
     Raises:
         InputError: a row or bias holds NaN or infinity; the message names the tensor and the head.
     """
+    # LAPACK works on one matrix at a time, and torch lets go of the interpreter meanwhile: share the heads out over as
+    # many threads as torch uses, each with one thread of its own.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            return Spectrum.joined(list(pool.map(_measures, op.chunk(threads))))
+    except _NonFiniteError:
+        _refuse_nonfinite(op)
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _NonFiniteError(ArithmeticError):
+    pass
+
+
+def _measures(op: QKOperator) -> Spectrum:
     core, (gq, gk), bias_energy = op.core(), op.grams(), _bias_energy(op)
     # A NaN handed to LAPACK can crash the process. Sums of squares tell of one without another pass over the rows.
-    if not (gq.isfinite().all() and gk.isfinite().all() and (bias_energy is None or bias_energy.isfinite().all())):
-        _refuse_nonfinite(op)
+    if not (_trace(gq) + _trace(gk) + (0 if bias_energy is None else bias_energy)).isfinite().all():
+        raise _NonFiniteError
     d_head = core.shape[-1]
     energy = _trace_of_product(gq, gk)
     energy = torch.where(energy > 0, energy, torch.nan)
-    eigenvalues, overlaps = _eigen(core, gq, gk)
+    eigenvalues, vectors = torch.linalg.eig(core)
+    basis = torch.where(eigenvalues.imag[:, None, :] >= 0, vectors.real, vectors.imag)
     size = eigenvalues.abs()
     rounding = d_head * torch.finfo(torch.float64).eps * (_trace(gq) * _trace(gk)).sqrt()[:, None]
     total = size.sum(-1)
     total = torch.where((size > rounding).any(-1), total, torch.nan)
-    overlaps = torch.where(size > rounding, overlaps, torch.nan)
+    overlaps = torch.where(size > rounding, _overlaps(eigenvalues, basis, gq, gk), torch.nan)
     nothing = torch.full_like(energy, torch.nan)
     phase_energy, phase_symmetric_share = (
         (nothing, nothing) if op.rotary is None else _phase(core, gq, gk, op.rotary.pairs)
@@ -134,28 +159,6 @@ def _trace(x: Float64[Tensor, "heads n n"]) -> Float64[Tensor, " heads"]:
 def _trace_of_product(x: Float64[Tensor, "*batch n n"], y: Float64[Tensor, "*batch n n"]) -> Float64[Tensor, "*batch"]:
     """`tr(x y^T)`."""
     return (x * y).sum((-2, -1))
-
-
-def _eigen(
-    core: Float64[Tensor, "heads n n"], gq: Float64[Tensor, "heads n n"], gk: Float64[Tensor, "heads n n"]
-) -> tuple[Complex128[Tensor, "heads n"], Float64[Tensor, "heads n"]]:
-    """Eigenvalues and their overlaps.
-
-    LAPACK works on one matrix at a time and torch lets go of the interpreter meanwhile, so the heads are shared out
-    over as many threads as torch uses.
-    """
-
-    def part(core: Tensor, gq: Tensor, gk: Tensor) -> tuple[Complex128[Tensor, "part n"], Float64[Tensor, "part n"]]:
-        values, vectors = torch.linalg.eig(core)
-        basis = torch.where(values.imag[:, None, :] >= 0, vectors.real, vectors.imag)
-        return values, _overlaps(values, basis, gq, gk)
-
-    threads = min(torch.get_num_threads(), len(core))
-    if threads == 1:
-        return part(core, gq, gk)
-    with ThreadPoolExecutor(threads) as pool:
-        values, overlaps = zip(*pool.map(part, *(x.chunk(threads) for x in (core, gq, gk))), strict=True)
-    return torch.cat(values), torch.cat(overlaps)
 
 
 def _overlaps(

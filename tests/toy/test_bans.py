@@ -97,7 +97,7 @@ def test_model_scores_are_those_of_the_effective_operator(scheme: str, ban: str)
     theta = theta_of(config)
     tokens = torch.randint(config.vocab, (2, 3, config.length), generator=torch.Generator().manual_seed(0))
     patterns = []
-    forward(config, theta, tokens, Position(config), lambda layer, pattern: patterns.append(pattern))
+    forward(config, unflatten(config, theta), tokens, Position(config), lambda layer, pattern: patterns.append(pattern))
     own = unflatten(config, theta.double())
     wq, wk, rotary = effective(config, theta, 0)
     for seed in range(2):
@@ -237,7 +237,7 @@ def test_every_parameter_of_a_ban_is_used(ban: str) -> None:
     theta = theta_of(config).requires_grad_()
     tokens = torch.randint(config.vocab, (2, 3, config.length), generator=torch.Generator().manual_seed(0))
     # A function of the logits that is not constant on the normalised residual stream.
-    forward(config, theta, tokens, Position(config)).square().sum().backward()
+    forward(config, unflatten(config, theta), tokens, Position(config)).square().sum().backward()
     assert theta.grad is not None
     for name, gradient in unflatten(config, theta.grad).items():
         assert gradient.abs().amax(tuple(range(1, gradient.ndim))).min() > 0, name

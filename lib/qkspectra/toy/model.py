@@ -7,8 +7,7 @@
 `norm` is layer normalisation without gain or shift, or nothing. Position enters by rotating queries and keys (RoPE), by
 a learned vector added to the embedding (learned-absolute) or by a penalty on the distance (ALiBi).
 
-Every tensor has a leading axis of seeds, and no operation mixes seeds: an ensemble is that many separate models. All
-parameters of a seed lie in one flat row, so that the optimiser updates one tensor.
+Every tensor has a leading axis of seeds, and no operation mixes seeds: an ensemble is that many separate models.
 """
 
 import math
@@ -173,7 +172,7 @@ class Position:
 
 def forward(
     config: ModelConfig,
-    theta: Float[Tensor, "seeds parameters"],
+    p: dict[str, Tensor],
     tokens: Int64[Tensor, "seeds batch length"],
     position: Position,
     on_pattern: OnPattern | None = None,
@@ -181,13 +180,12 @@ def forward(
     """Logits of the next token at every position.
 
     Args:
-        theta: one row of parameters a seed.
+        p: parameters by name, each with a leading axis of seeds (`unflatten`).
         position: tables of the scheme, on the device and for the length of `tokens`.
         on_pattern: called with each layer's index and attention pattern `(seeds, batch, heads, query, key)`.
     """
     seeds, batch, length = tokens.shape
     heads, d_head = config.heads, config.d_head
-    p = unflatten(config, theta)
     normed = (lambda x: F.layer_norm(x, x.shape[-1:])) if config.norm else (lambda x: x)
 
     offset = torch.arange(0, seeds * config.vocab, config.vocab, device=tokens.device)

@@ -21,7 +21,7 @@ from qkspectra.errors import InputError
 from qkspectra.operators import QKOperator
 from qkspectra.spectrum import MEASURES, measure
 from qkspectra.statistics import formation
-from qkspectra.toy.model import ModelConfig, Position, effective, forward, initial, phase_measures
+from qkspectra.toy.model import ModelConfig, Position, effective, forward, initial, phase_measures, unflatten
 from qkspectra.toy.task import DATA, HELD_OUT, Batch, generator, head_scores, repeats
 
 SPECTRAL = tuple(name for name in MEASURES if name != "bias_norm")
@@ -126,7 +126,7 @@ def train(
         moment, share = now, share + (now - moment) / len(state.seeds)
         for row in stop.nonzero()[:, 0].tolist():
             seed = state.seeds[row]
-            final[seed] = state.theta.detach()[row].cpu().clone()
+            final[seed] = state.theta[row].cpu()
             runs[seed] = pd.concat(tables.pop(seed), ignore_index=True)
             finished(seed, runs[seed], share)
         if stop.all():
@@ -146,7 +146,9 @@ class Ensemble:
     def __init__(self, config: TrainConfig, seeds: Sequence[int], device: torch.device | str) -> None:
         self.config, self.device, self.seeds = config, device, list(seeds)
         self.position = Position(config.model, device)
-        self.theta = initial(config.model, seeds).to(device).requires_grad_()
+        start = unflatten(config.model, initial(config.model, seeds).to(device))
+        # Tensors of their own: gathering the gradient of one flat row would be another pass over all of them.
+        self.parameters = {name: part.contiguous().requires_grad_() for name, part in start.items()}
         self.optimiser = self._adamw()
         self.generators = [generator(seed, DATA) for seed in seeds]
         held_out = [generator(seed, HELD_OUT) for seed in seeds]
@@ -156,8 +158,13 @@ class Ensemble:
     def _adamw(self) -> torch.optim.AdamW:
         c = self.config
         return torch.optim.AdamW(
-            [self.theta], c.learning_rate, (c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True
+            self.parameters.values(), c.learning_rate, (c.beta1, c.beta2), weight_decay=c.weight_decay, fused=True
         )
+
+    @property
+    def theta(self) -> Float32[Tensor, "seeds parameters"]:
+        """The parameters as flat rows."""
+        return torch.cat([part.detach().flatten(1) for part in self.parameters.values()], 1)
 
     def _batch(self, generators: Sequence[torch.Generator], size: int) -> Batch:
         # Drawn on the CPU whatever the device, so that every device sees the same data.
@@ -166,7 +173,7 @@ class Ensemble:
 
     def step(self) -> None:
         batch = self._batch(self.generators, self.config.batch)
-        logits = forward(self.config.model, self.theta, batch.tokens, self.position)
+        logits = forward(self.config.model, self.parameters, batch.tokens, self.position)
         loss = seed_losses(logits, batch).sum()  # no seed's parameters enter another's term
         self.optimiser.zero_grad()
         loss.backward()
@@ -178,7 +185,11 @@ class Ensemble:
         config, model, batch = self.config, self.config.model, self.held_out
         behaviour: list[dict[str, Tensor]] = []
         logits = forward(
-            model, self.theta, batch.tokens, self.position, lambda _, p: behaviour.append(head_scores(p, batch.period))
+            model,
+            self.parameters,
+            batch.tokens,
+            self.position,
+            lambda _, p: behaviour.append(head_scores(p, batch.period)),
         )
         loss = seed_losses(logits, batch).cpu()
         targets = batch.targets.flatten(1)
@@ -196,7 +207,7 @@ class Ensemble:
         measured = torch.full((len(SPECTRAL), seeds, layers, heads), torch.nan, dtype=torch.float64)
         due = (stop | (step % config.spectra_every == 0)) & ~diverged
         if due.any():
-            measured[:, due] = _spectra(config, self.theta.detach()[due.to(self.device)].cpu())
+            measured[:, due] = _spectra(config, self.theta[due.to(self.device)].cpu())
         columns = {name: torch.stack([b[name] for b in behaviour], 1).cpu() for name in BEHAVIOUR}
         columns |= dict(zip(SPECTRAL, measured, strict=True))
         index = pd.MultiIndex.from_product(
@@ -215,10 +226,12 @@ class Ensemble:
         """Go on with some of the seeds."""
         kept = rows.nonzero()[:, 0].tolist()
         rows = rows.to(self.device)
-        state = self.optimiser.state.get(self.theta, {})
-        self.theta = self.theta.detach()[rows].requires_grad_()
+        before, state = self.parameters, self.optimiser.state
+        self.parameters = {name: part.detach()[rows].requires_grad_() for name, part in before.items()}
         self.optimiser = self._adamw()
-        self.optimiser.state[self.theta] |= {n: v[rows] if v.ndim else v for n, v in state.items()}
+        for name, part in self.parameters.items():
+            moments = state.get(before[name], {})
+            self.optimiser.state[part] |= {n: v[rows] if v.ndim else v for n, v in moments.items()}
         self.held_out = self.held_out.only(rows)
         for name in ("seeds", "generators", "history"):
             values = getattr(self, name)
