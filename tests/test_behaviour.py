@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import qkspectra.behaviour as module
-from qkspectra.behaviour import Behaviour, behaviour, random_repeats, special_tokens
+from qkspectra.behaviour import Behaviour, behaviour, previous_token, random_repeats, special_tokens
 from qkspectra.errors import InputError
 from qkspectra.weights.layout import ModelLayout
 
@@ -125,6 +125,18 @@ def test_scores_of_a_model_agree_with_a_reading_of_its_attentions(family, bos):
                 assert seen.by_offset[layer, head, offset] == pytest.approx(expected, abs=1e-6)
     if family == "bert":
         assert torch.isnan(torch.tensor(seen.loss_second))
+
+
+def test_previous_tokens_are_scored_on_any_sequence():
+    model = tiny("llama")
+    tokens = random_repeats(layout(), 5, 6, seed=2)
+    scores = behaviour(model, attentions(model), tokens).previous_token
+    torch.testing.assert_close(previous_token(model, attentions(model), tokens, chunk=2), scores, atol=1e-7, rtol=0)
+    text = torch.arange(33).view(3, 11)
+    with torch.no_grad():
+        patterns = torch.stack(model(input_ids=text, output_attentions=True).attentions)
+    expected = torch.stack([patterns[:, :, :, i, i - 1] for i in range(2, 11)]).double().mean((0, 2))
+    torch.testing.assert_close(previous_token(model, attentions(model), text, chunk=2), expected, atol=1e-7, rtol=0)
 
 
 def test_a_list_scores_as_its_members_do_one_by_one():

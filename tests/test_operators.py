@@ -13,7 +13,7 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as rotat
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_half_split
 
 from qkspectra.errors import InputError
-from qkspectra.operators import QKOperator, operator_of
+from qkspectra.operators import QKOperator, applicable, operator_of
 from qkspectra.weights.layout import LayerQK, Norm, Rotary
 
 HALF_SPLIT, INTERLEAVED = "half-split", "interleaved"
@@ -267,3 +267,31 @@ def test_a_convention_that_the_layer_does_not_have_is_refused(changes, conventio
 def test_one_missing_bias_counts_as_zero():
     op = operator_of(layer_of(bk=None))
     assert torch.equal(op.bk, torch.zeros(4, 6, dtype=torch.float64))
+
+
+EVERYTHING = "norm_folded+centred+bias_augmented"
+RMS, GAINLESS = Norm("rms", gaussian(4, 10), None, 0.0), Norm("layer", None, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "convention", "left"),
+    [
+        ({}, EVERYTHING, EVERYTHING),
+        ({}, "centred", "centred"),
+        ({}, "raw", "raw"),
+        ({"input_norm": None}, EVERYTHING, "bias_augmented"),
+        ({"input_norm": RMS}, EVERYTHING, "norm_folded+bias_augmented"),
+        ({"input_norm": RMS, "bq": None, "bk": None}, EVERYTHING, "norm_folded"),
+        ({"input_norm": RMS, "bq": None, "bk": None}, "bias_augmented", "raw"),
+        ({"bq": None, "bk": None}, "bias_augmented", "raw"),
+        ({"bq": None, "bk": None}, "norm_folded+bias_augmented", "norm_folded+bias_augmented"),  # the norm's shift
+        ({"bq": None, "bk": None, "input_norm": GAINLESS}, EVERYTHING, "norm_folded+centred"),
+        ({"k_norm": Norm("rms", None, None, 0.0)}, EVERYTHING, "norm_folded+centred"),
+    ],
+)
+def test_what_a_layer_lacks_drops_out_of_the_convention(changes, convention, left):
+    layer = layer_of(**changes)
+    assert applicable(layer, convention) == left
+    operator_of(layer, left)
+    with pytest.raises(InputError, match="unknown convention"):
+        applicable(layer, "folded")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.oracle import scores as oracle
 
 from qkspectra.channels import CHANNELS
-from qkspectra.scores import rebuilt_scores
+from qkspectra.scores import position_alone, rebuilt_scores
 from qkspectra.weights.layout import LayerQK, Norm, Rotary
 from qkspectra.weights.rotary import pair_rows
 
@@ -88,3 +88,19 @@ def test_falcon_rounds_slope_and_bias_to_bfloat16():
     last = rebuilt_scores(layer, torch.zeros(1, 302, 3, dtype=torch.float64))[0, 0, -1]
     assert float(last[301] - last[0]) == pytest.approx(0.5 * 90.0, abs=1e-12)
     assert float(last[1] - last[0]) == pytest.approx(0.5 * 0.30078125, abs=1e-12)
+
+
+@given(layers())
+def test_position_alone_is_the_pattern_of_a_head_without_an_operator(layer):
+    pattern = position_alone(layer, LENGTH)
+    for head in range(len(layer.wq)):
+        for i in range(LENGTH):
+            weights = np.zeros(LENGTH)
+            for j in range(i + 1 if layer.causal else LENGTH):
+                if layer.window is None or i - j < layer.window:
+                    slope = 0.0 if layer.alibi is None else float(layer.alibi[head])
+                    bias = -slope * (i - j) * (layer.scale if layer.alibi_scaled else 1.0)
+                    weights[j] = np.exp(
+                        bias if layer.softcap is None else layer.softcap * np.tanh(bias / layer.softcap)
+                    )
+            assert pattern[head, i].numpy() == pytest.approx(weights / weights.sum())

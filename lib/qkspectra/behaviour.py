@@ -118,9 +118,7 @@ def behaviour(
     speaks = False
 
     def reduce(layer: int, pattern: Tensor) -> None:
-        if not torch.isfinite(pattern).all():
-            raise InputError(f"the attention pattern of layer {layer} is not finite: load the model in float32")
-        sums[layer].append(len(pattern) * _diagonals(pattern, lead + length))
+        sums[layer].append(len(pattern) * _diagonals(_finite(layer, pattern), lead + length))
 
     with torch.inference_mode(), tapped(modules, on_pattern=reduce):
         for part in tokens.split(chunk):
@@ -143,15 +141,48 @@ def behaviour(
     )
 
 
+def previous_token(
+    model: nn.Module, modules: list[nn.Module], tokens: Int64[Tensor, "batch position"], chunk: int = CHUNK
+) -> Float64[Tensor, "layers heads"]:
+    """The previous-token score of every head on any sequences, repeated or not, such as natural text.
+
+    Args:
+        model, modules, chunk: as in `behaviour`.
+        tokens: all of one length, without padding.
+
+    Raises:
+        InputError: an attention pattern is not finite.
+    """
+    sums: list[list[Tensor]] = [[] for _ in modules]
+    device = next(model.parameters()).device
+
+    def reduce(layer: int, pattern: Tensor) -> None:
+        sums[layer].append(len(pattern) * mean_diagonal(_finite(layer, pattern), 1).cpu())
+
+    with torch.inference_mode(), tapped(modules, on_pattern=reduce):
+        for part in tokens.split(chunk):
+            model(input_ids=part.to(device))
+    return torch.stack([torch.stack(parts).sum(0) for parts in sums]) / len(tokens)
+
+
+def mean_diagonal(
+    pattern: Float[Tensor, "batch heads query key"], offset: int, first_row: int = 0
+) -> Float64[Tensor, " heads"]:
+    """Mean of `pattern[i, i - offset]` over batch and rows from `first_row` on whose target is not position 0."""
+    first_row = max(first_row, offset + 1)
+    return pattern[:, :, first_row:].diagonal(first_row - offset, 2, 3).double().mean((0, 2))
+
+
 def _diagonals(pattern: Float[Tensor, "batch heads query key"], second: int) -> Float64[Tensor, "heads columns"]:
     """Mean of the previous-token diagonal over all rows, then of every offset 0 to n over rows from `second` on."""
-    length = pattern.shape[-1] - second
+    offsets = range(pattern.shape[-1] - second + 1)
+    return torch.stack([mean_diagonal(pattern, 1), *(mean_diagonal(pattern, o, second) for o in offsets)], -1).cpu()
 
-    def mean(offset: int, first_row: int) -> Tensor:
-        first_row = max(first_row, offset + 1)  # the target is never position 0
-        return pattern[:, :, first_row:].diagonal(first_row - offset, 2, 3).double().mean((0, 2))
 
-    return torch.stack([mean(1, 0), *(mean(offset, second) for offset in range(length + 1))], -1).cpu()
+def _finite(layer: int, pattern: Tensor) -> Tensor:
+    if not torch.isfinite(pattern).all():
+        raise InputError(f"the attention pattern of layer {layer} is not finite: load the model in float32")
+    return pattern
 
 
 def _prediction(

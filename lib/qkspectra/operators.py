@@ -235,6 +235,29 @@ def operator_of(layer: LayerQK, convention: str = "raw") -> QKOperator:
     return QKOperator(wq, wk, bq, bk, rotary, label, f"layer {layer.layer}")
 
 
+def applicable(layer: LayerQK, convention: str) -> str:
+    """The steps of a convention that would change the operator of a layer, `raw` where none would.
+
+    What a layer lacks leaves its operator as it is: without a norm in front of the block there is no gain, an RMS norm
+    keeps the mean, and without biases the last coordinate adds nothing. The steps that are left therefore give the
+    layer's operator under the whole convention, and models of different make can be compared under one. Under a query
+    or key norm, where the biases have no fixed weight, they are left out too.
+
+    Raises:
+        InputError: an unknown convention.
+    """
+    steps = _steps(convention)
+    norm = layer.input_norm
+    folded = norm is not None and "norm_folded" in steps
+    biased = layer.bq is not None or layer.bk is not None or (folded and norm.bias is not None)
+    has = {
+        "norm_folded": norm is not None,
+        "centred": norm is not None and norm.kind == "layer",
+        "bias_augmented": biased and layer.q_norm is None and layer.k_norm is None,
+    }
+    return "+".join(step for step in CONVENTIONS if step in steps and has.get(step)) or "raw"
+
+
 def _steps(convention: str) -> set[str]:
     steps = set(convention.split("+"))
     unknown = sorted(steps - set(CONVENTIONS))

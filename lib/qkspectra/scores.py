@@ -1,5 +1,7 @@
 """Pre-softmax scores of a layer, rebuilt from its extracted queries and keys."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
@@ -51,6 +53,16 @@ def rebuilt_scores(
     if layer.window is not None:
         hidden |= back >= layer.window
     return scores.masked_fill(hidden, -torch.inf)
+
+
+def position_alone(layer: LayerQK, length: int) -> Float64[Tensor, "heads position position"]:
+    """The attention pattern of each head if its operator were zero: what mask and position bias do by themselves.
+
+    Uniform over the visible keys, but for ALiBi's slopes. It is where a head starts at initialisation, so that part of
+    its previous-token score was never learned.
+    """
+    empty = replace(layer, bq=None, bk=None, q_norm=None, k_norm=None)
+    return rebuilt_scores(empty, torch.zeros(1, length, layer.wq.shape[-1], dtype=torch.float64))[0].softmax(-1)
 
 
 def _alibi(

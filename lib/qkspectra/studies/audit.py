@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 from jaxtyping import Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkspectra.behaviour import Behaviour, behaviour, random_repeats, special_tokens
 from qkspectra.errors import InputError
@@ -118,9 +118,7 @@ def ablations(
         say: told, in a few words, what is being done.
 
     Returns:
-        One row per head and channel: `layer`, `head`, `channel`, and before and after the ablation (suffixes `_before`,
-        `_after`) `previous_token` of that head, `induction`, the mean over the `TOP` heads with the highest induction
-        scores before it, and `loss_second`, `loss_first` in nats (missing where the model predicts no next token).
+        See `effects`.
 
     Raises:
         InputError: no such layer, head or channel, or the phase of a model without rotary positions.
@@ -133,16 +131,45 @@ def ablations(
             check(weights.layer(index), [head], channel)
     say("loading the model")
     model = weights.load()
-    modules = weights.attention_modules(model)
     tokens = repeats(weights, seed=seed, bos=bos, batch=batch, length=length)
-    say(f"running it on {batch} sequences")
+    return effects(weights, model, tokens, heads, channels, say=say)
+
+
+def effects(
+    weights: Weights,
+    model: nn.Module,
+    tokens: Int64[Tensor, "batch position"],
+    heads: Sequence[tuple[int, int]],
+    channels: Sequence[str],
+    *,
+    top: int = TOP,
+    say: Say = _silent,
+) -> pd.DataFrame:
+    """The same as `ablations`, of a model that is loaded, on any sequences of two equal copies.
+
+    Args:
+        weights: from `open_model`.
+        model: from `weights.load`.
+        tokens: see `behaviour.behaviour`.
+        heads: pairs `(layer, head)`.
+        channels: what to remove, see `intervene.ablated`.
+        top: heads that stand for the model's induction.
+        say: told, in a few words, what is being done.
+
+    Returns:
+        One row per head and channel: `layer`, `head`, `channel`, and before and after the ablation (suffixes `_before`,
+        `_after`) `previous_token` of that head, `induction`, the mean over the `top` heads with the highest induction
+        scores before it, and `loss_second`, `loss_first` in nats (missing where the model predicts no next token).
+    """
+    modules = weights.attention_modules(model)
+    say(f"running it on {len(tokens)} sequences")
     before = behaviour(model, modules, tokens)
-    top = before.induction.flatten().topk(min(TOP, before.induction.numel())).indices
+    strongest = before.induction.flatten().topk(min(top, before.induction.numel())).indices
 
     def outcome(seen: Behaviour, index: int, head: int) -> dict[str, float]:
         return {
             "previous_token": seen.previous_token[index, head].item(),
-            "induction": seen.induction.flatten()[top].mean().item(),
+            "induction": seen.induction.flatten()[strongest].mean().item(),
             "loss_second": seen.loss_second,
             "loss_first": seen.loss_first,
         }
