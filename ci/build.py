@@ -17,7 +17,7 @@ import nbformat
 from filelock import FileLock
 
 from ci import gates, render, stage
-from ci.execute import execute, is_notebook
+from ci.execute import execute, is_notebook, with_outputs
 from ci.failure import BuildError
 from ci.text import substitute
 from ci.version import Build, identify
@@ -40,7 +40,7 @@ def stage_book(root: Path, build: Build, output: Path) -> Path:
             (staging / "book" / source.name).write_text(stage.stamped(markdown, build, source.name), encoding="utf-8")
             continue
         executed = execute(root, source, {"profile": build.profile}, output / "executed", build.device)
-        notebook = nbformat.read(executed / f"{source.stem}.ipynb", as_version=4)
+        notebook = with_outputs(source, executed / f"{source.stem}.ipynb")
         try:
             staged = stage.staged_notebook(notebook, build, source.name)
         except BuildError as problem:

@@ -1,4 +1,7 @@
-"""Run chapters: text notebook to executed notebook, remembered by everything the result depends on."""
+"""Run chapters: the cells of a text notebook to their outputs, remembered by everything that the outputs depend on.
+
+Prose is no part of that: only code cells are executed, and `with_outputs` puts what they gave beside today's prose.
+"""
 
 import hashlib
 import json
@@ -11,10 +14,19 @@ import tempfile
 import time
 from pathlib import Path
 
+import jupytext
+from nbformat import NotebookNode, read, write
+from nbformat.v4 import new_code_cell
+
+from ci import depend
 from ci.failure import BuildError
 
 KEPT = 10
 """Executions of one chapter that are remembered."""
+IMPORTED = """\
+import json, pathlib, sys
+pathlib.Path({path!r}).write_text(json.dumps([name for name in sys.modules if name.startswith("qkspectra")]))"""
+"""Runs last in the kernel: the modules of the library that were imported there."""
 
 
 def data_files(book: Path) -> list[Path]:
@@ -34,26 +46,40 @@ def is_notebook(source: Path) -> bool:
     return bool(fence) and head.startswith("---\n") and "\nkernelspec:" in head
 
 
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    """The cells that run, in order."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
 def cache_key(root: Path, source: Path, parameters: dict[str, str], device: str) -> str:
-    """SHA-256 over notebook, parameters, library, data, lock, interpreter and device."""
-    files = [source, root / "requirements.lock", *(root / "lib").rglob("*.py"), *data_files(root / "book")]
-    digest = hashlib.sha256()
-    digest.update(json.dumps([parameters, device, platform.python_version()], sort_keys=True).encode())
-    for path in sorted(files):
-        digest.update(f"\0{path.relative_to(root)}\0".encode())
+    """SHA-256 over code cells, parameters, what they reach of the library, data, lock, interpreter and device."""
+    cells = code_cells(jupytext.read(source))
+    folder = depend.library()
+    library = [*depend.reachable([cell.source for cell in cells], folder).values(), *depend.shipped(folder)]
+    named = {f"library/{path.relative_to(folder).as_posix()}": path for path in library}
+    named |= {path.relative_to(root).as_posix(): path for path in data_files(root / "book")}
+    named["lock"] = root / "requirements.lock"
+    code = [[cell.metadata.get("tags", []), cell.source] for cell in cells]
+    about = [source.stem, code, parameters, device, platform.python_version()]
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, path in sorted(named.items()):
+        digest.update(f"\0{name}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
 def execute(root: Path, source: Path, parameters: dict[str, str], cache: Path, device: str) -> Path:
-    """The folder that holds the executed `<chapter>.ipynb` and its `figures/`, run now or remembered from an equal run.
+    """The folder with the executed cells, `<chapter>.ipynb`, and `figures/`, run now or remembered from an equal run.
 
     Raises:
-        BuildError: a parameter that the notebook does not declare, or a cell that fails; nothing is remembered then.
+        BuildError: a parameter that the notebook does not declare, a cell that fails, or an edit while cells ran;
+            nothing is remembered then.
     """
     name = source.stem
-    kept = cache / f"{name}-{cache_key(root, source, parameters, device)[:20]}"
+    key = cache_key(root, source, parameters, device)
+    kept = cache / f"{name}-{key[:20]}"
     if kept.is_dir():
+        os.utime(kept)
         return kept
     cache.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -68,6 +94,8 @@ def execute(root: Path, source: Path, parameters: dict[str, str], cache: Path, d
         (root / "results").mkdir(exist_ok=True)
         (work / "results").symlink_to(root / "results")  # a store addressed by content: equal results are computed once
         run_notebook(source, work / f"{name}.ipynb", parameters, work)
+        if cache_key(root, source, parameters, device) != key:
+            raise BuildError(f"{source.name}: something that it depends on was edited while it ran: build again")
         finished = Path(temporary) / "finished"
         finished.mkdir()
         os.replace(work / f"{name}.ipynb", finished / f"{name}.ipynb")
@@ -81,20 +109,34 @@ def execute(root: Path, source: Path, parameters: dict[str, str], cache: Path, d
     return kept
 
 
+def with_outputs(source: Path, executed: Path) -> NotebookNode:
+    """The text notebook `source` with the outputs of its executed cells."""
+    notebook = jupytext.read(source)
+    done = [cell for cell in read(executed, as_version=4).cells if "injected-parameters" not in cell.metadata["tags"]]
+    for cell, ran in zip(code_cells(notebook), done, strict=True):
+        cell.outputs, cell.execution_count = ran.outputs, ran.execution_count
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"  # otherwise drawn at random
+    return notebook
+
+
 def run_notebook(source: Path, target: Path, parameters: dict[str, str], folder: Path) -> None:
-    """Run `source` in `folder`; `target` appears only when every cell has succeeded.
+    """Run the cells of `source` in `folder`; `target` appears only when every one has succeeded.
 
     Raises:
-        BuildError: an undeclared parameter, or a failing cell, with the cell's own error.
+        BuildError: an undeclared parameter, a failing cell, with the cell's own error, or a module of the library that
+            `depend.reachable` has missed.
     """
-    import jupytext
     import papermill
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
     notebook = jupytext.read(source)
+    notebook.cells = code_cells(notebook)
+    reachable = depend.reachable([cell.source for cell in notebook.cells], depend.library())
     with tempfile.TemporaryDirectory(prefix="notebook-") as temporary:
-        prepared, output = Path(temporary) / "in.ipynb", Path(temporary) / "out.ipynb"
+        prepared, output, imported = (Path(temporary) / name for name in ("in.ipynb", "out.ipynb", "imported.json"))
+        notebook.cells.append(new_code_cell(IMPORTED.format(path=str(imported))))
         jupytext.write(notebook, prepared)
         declared = papermill.inspect_notebook(prepared)
         if unknown := sorted(set(parameters) - set(declared)):
@@ -112,6 +154,14 @@ def run_notebook(source: Path, target: Path, parameters: dict[str, str], folder:
         except PapermillExecutionError as problem:
             trace = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(problem.traceback or []))
             raise BuildError(f"{source.name}: a cell fails with {problem.ename}: {problem.evalue}\n{trace}") from None
+        missed = set(json.loads(imported.read_text())) & depend.modules(depend.library()).keys() - reachable.keys()
+        if missed:
+            raise BuildError(
+                f"{source.name} reaches {', '.join(sorted(missed))} other than by an import statement, "
+                "so a change there would not run it again: import it plainly"
+            )
+        done = read(output, as_version=4)
+        done.cells.pop()
         staged = target.with_suffix(".part")
-        shutil.copyfile(output, staged)
+        write(done, staged)
         os.replace(staged, target)

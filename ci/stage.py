@@ -52,8 +52,6 @@ def staged_notebook(notebook: NotebookNode, build: Build, where: str) -> Noteboo
 
     for cell in notebook.cells:
         cell.metadata = {"tags": list(cell.metadata.get("tags", []))}
-        if "injected-parameters" in cell.metadata["tags"]:
-            continue
         cells.append(cell)
         if cell.cell_type != "code":
             continue

@@ -44,9 +44,7 @@ def test_values_tables_and_the_stamp_are_put_in_place():
 
 def test_bookkeeping_does_not_reach_the_reader():
     progress = new_output("stream", name="stderr", text="10%")
-    notebook = page(
-        code(tags=["injected-parameters"]), code(progress, new_output("stream", name="stdout", text="fine"))
-    )
+    notebook = page(code(progress, new_output("stream", name="stdout", text="fine")))
     notebook.metadata["papermill"] = {"start_time": "now"}
     done = stage.staged_notebook(notebook, BUILD, "page.md")
     assert len(done.cells) == 2
