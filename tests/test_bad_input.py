@@ -246,8 +246,8 @@ def test_a_file_in_place_of_a_folder(folder, tmp_path):
 
 
 def test_a_revision_that_would_be_ignored_is_refused(folder, tmp_path):
-    assert "only with a Hub id" in refusal(tmp_path, "audit", folder, "--revision", "main")
-    assert "only with a Hub id" in refusal(tmp_path, "audit", "smollm2-135m", "--revision", "main")
+    assert "only with a Hub id or a trajectory" in refusal(tmp_path, "audit", folder, "--revision", "main")
+    assert "only with a Hub id or a trajectory" in refusal(tmp_path, "audit", "smollm2-135m", "--revision", "main")
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.weights import tiny, tiny_gguf
 
 from qkspectra.errors import InputError
 from qkspectra.weights import open_model, sources
+from qkspectra.weights.revisions import revisions_of
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +74,44 @@ def test_a_name_that_cannot_be_one_is_refused_without_asking_the_network(name, m
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(InputError, match=r"unknown model .* and no such Hub id"):
         sources.resolve(name)
+
+
+@pytest.fixture
+def run(saved, tmp_path):
+    """A trajectory of three copies that differ in their biases."""
+    folder = tmp_path / "run"
+    for step in (0, 16, 9):
+        copy = shutil.copytree(saved, folder / f"step{step}")
+        tensors = load_file(copy / "model.safetensors")
+        save_file(
+            {name: tensor + step * name.endswith("c_attn.bias") for name, tensor in tensors.items()},
+            copy / "model.safetensors",
+            {"format": "pt"},
+        )
+    (folder / "logs").mkdir()
+    return folder
+
+
+def test_a_trajectory_is_opened_revision_by_revision(run):
+    listed = revisions_of(str(run))
+    assert [(revision.name, revision.step) for revision in listed] == [("step0", 0), ("step9", 9), ("step16", 16)]
+    first = open_model(str(run), "step0").layer(0).bq
+    for revision in listed:
+        weights = open_model(str(run), revision)
+        assert torch.equal(weights.layer(0).bq, open_model(str(run), revision.name).layer(0).bq)
+        assert torch.allclose(weights.layer(0).bq, first + revision.step)
+        assert (weights.source.name, weights.source.revision) == (str(run), revision.name)
+        assert weights.source.content_hash == sources.resolve(str(run / revision.name)).content_hash
+
+
+@pytest.mark.parametrize(("revision", "asked"), [(None, "give one with --revision"), ("step7", "there is no step7")])
+def test_a_trajectory_is_not_a_model(run, revision, asked):
+    with pytest.raises(InputError, match=f"is a trajectory of 3 revisions, step0 to step16: {asked}"):
+        open_model(str(run), revision)
+
+
+def test_what_is_one_state_has_no_revisions(saved):
+    with pytest.raises(InputError, match="has no revisions named by steps"):
+        revisions_of(str(saved))
+    with pytest.raises(InputError, match="minilm-l6 is one state of a model"):
+        revisions_of("minilm-l6")

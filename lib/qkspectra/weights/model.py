@@ -11,6 +11,7 @@ from qkspectra.errors import InputError
 from qkspectra.weights import families, running, sources
 from qkspectra.weights.layout import LayerQK, ModelLayout
 from qkspectra.weights.reader import Tensors, open_tensors
+from qkspectra.weights.schedules import Revision
 from qkspectra.weights.sources import Source
 
 
@@ -55,12 +56,12 @@ class Weights:
         return families.attention_modules(model)
 
 
-def open_model(name: str, revision: str | None = None) -> Weights:
+def open_model(name: str, revision: str | Revision | None = None) -> Weights:
     """Opens a model by catalogue name, local folder or Hub id; reads its configuration and, as yet, no weights.
 
     Args:
         name: see `sources.resolve`.
-        revision: branch, tag or commit of a Hub id.
+        revision: branch, tag or commit of a Hub id, subfolder of a trajectory, or a revision as listed.
 
     Raises:
         InputError: whatever is wrong with the name, the files or the family.
