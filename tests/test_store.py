@@ -31,6 +31,22 @@ def test_a_result_comes_back_with_its_provenance(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(made)
 
 
+def test_results_move_from_store_to_store_with_their_provenance(tmp_path: Path) -> None:
+    one, two = Store(tmp_path / "one"), Store(tmp_path / "two")
+    other = Address("costs", {"scheme": "alibi"}, "abc")
+    one.put(ADDRESS, TABLE, seconds=1.5, seeds=[0, 1])
+    one.put(other, TABLE.head(1), seconds=0.5)
+    for result in one.results():
+        two.add(result)
+    for address in (ADDRESS, other):
+        mine, theirs = one.get(address), two.get(address)
+        assert mine is not None
+        assert theirs is not None
+        pd.testing.assert_frame_equal(mine.table, theirs.table)
+        assert mine.provenance == theirs.provenance
+    assert Store(tmp_path / "nowhere").results() == []
+
+
 def test_the_address_depends_on_study_parameters_and_sources_but_not_on_their_order() -> None:
     same = Address("bans", {"layers": (0, 1), "scheme": "rope"}, "abc")
     others = [

@@ -41,6 +41,12 @@ app = typer.Typer(cls=_OneLine, add_completion=False, pretty_exceptions_enable=F
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, local folder, or Hub id.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Workers = Annotated[int, typer.Option(help="Processes, of one thread each.")]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Dask scheduler, such as tcp://host:8786, whose workers are to do the work."),
+]
+Results = Annotated[Path, typer.Option(metavar="FOLDER", help="Where each finished piece of work is kept.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the random sequences and of the null.")]
 
 
@@ -189,12 +195,11 @@ def train(
     layer: Annotated[str, typer.Option(help="Where: 0, 1 or both.")] = "both",
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 8,
     cap: Annotated[int, typer.Option(help="Steps after which a run that has not formed is censored.")] = 2500,
-    workers: Annotated[int, typer.Option(help="Processes, of one thread each.")] = 1,
+    workers: Workers = 1,
+    scheduler: Scheduler = None,
     ensemble: Annotated[int, typer.Option(help="Seeds trained together: many on a GPU, few on a CPU.")] = 8,
     device: Annotated[str, typer.Option(help="Where to train, as torch names it: cpu or cuda.")] = "cpu",
-    results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where each seed's result is kept.")] = Path(
-        "results"
-    ),
+    results: Results = Path("results"),
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every evaluation to a .csv, .parquet or .json file.")
     ] = None,
@@ -205,8 +210,7 @@ def train(
     """
     from rich.console import Console
 
-    from qkspectra import tables
-    from qkspectra.compute import processes, run
+    from qkspectra import compute, tables
     from qkspectra.store import Store
     from qkspectra.studies import training
 
@@ -215,8 +219,8 @@ def train(
     unit = replace(training.condition(scheme, ban, layer, seeds, cap=cap), device=device)
     parts = training.split(unit, ensemble)
     store = Store(results)
-    with _status() as say, processes(workers) as executor:
-        run(parts, store, executor, lambda done, total, label: say(f"training: {done} of {total} parts done"))
+    with _progress() as progress, compute.workers(workers, scheduler) as executor:
+        compute.run(parts, store, executor, progress)
     if out is None:
         Console().print(tables.formed(training.formations([unit], store)))
     else:
@@ -227,10 +231,9 @@ def train(
 def laboratory(
     out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write the tables, such as book/data.")],
     seeds: Annotated[int, typer.Option(help="Seeds of each condition.")] = 16,
-    workers: Annotated[int, typer.Option(help="Processes, of one thread each.")] = 1,
-    results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where each seed's result is kept.")] = Path(
-        "results"
-    ),
+    workers: Workers = 1,
+    scheduler: Scheduler = None,
+    results: Results = Path("results"),
 ) -> None:
     """Run the whole toy laboratory, every ban and the multiverse, and write the tables that the book reads.
 
@@ -240,8 +243,8 @@ def laboratory(
     from qkspectra.studies import laboratory as study
 
     store = Store(results)
-    with _status() as say:
-        study.run(store, seeds, workers, lambda done, total, label: say(f"{done} of {total} parts done: {label}"))
+    with _progress() as progress:
+        study.run(store, seeds, workers, scheduler, progress)
         study.publish(study.gather(store, seeds), out)
 
 
@@ -252,6 +255,13 @@ def _status() -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status("starting") as status:
         yield status.update
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """The same of units of work: how many are done, and the last of them."""
+    with _status() as say:
+        yield lambda done, total, label: say(f"{done} of {total} parts done" + (f": {label}" if label else ""))
 
 
 def main() -> None:

@@ -1,24 +1,39 @@
-"""Units of work, in this process or in others: the same results, kept as they come.
+"""Units of work, in this process, in others, or on a Dask cluster: the same results, kept as they come.
 
-A unit knows how to tell whether the store already has its results and how to compute and store them. Nothing travels
-back from it but the news that it is done, so whatever runs units needs only the store in common. A run that is killed
-loses at most the units in progress; the next run takes up the rest.
+A unit knows what of it the store lacks, and how to compute and store that. A run that is killed loses at most the units
+in progress; the next run takes up the rest.
 
     run(units, store)                                     # in this process
-    with processes(2) as executor:
-        run(units, store, executor)                       # two at a time
-    # any concurrent.futures.Executor will do, such as `dask.distributed.Client(...).get_executor()`
+    with workers(2) as executor:                          # two processes
+        run(units, store, executor)
+    with workers(scheduler="tcp://host:8786") as executor:
+        run(units, store, executor)                       # wherever that cluster's workers are
+
+Processes of this machine write into the store themselves. The workers of a cluster need not see its folder: each runs
+its unit in a scratch store and sends back what came to lie there, and this process puts it into the store. What a unit
+reads must be within the workers' reach: a model on the Hub is, a local folder only on a shared file system.
 """
 
 import os
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from qkspectra.errors import InputError
-from qkspectra.store import Store
+from qkspectra.store import Result, Store, library_hash
+
+_PATIENCE = 10.0
+"""Seconds for a scheduler's first answer."""
+
+_ALONE = threading.Lock()
+"""A unit takes its process for itself, though a Dask worker may have several threads: torch's number of threads and
+standard error belong to the process."""
 
 
 @runtime_checkable
@@ -29,11 +44,11 @@ class Unit(Protocol):
     def label(self) -> str:
         """What a person would call it."""
 
-    def done(self, store: Store) -> bool:
-        """Whether the store has all its results."""
+    def rest(self, store: Store) -> "Unit | None":
+        """The part of it whose results the store lacks; `None` where there is none."""
 
     def run(self, store: Store) -> None:
-        """Compute what is missing and store it."""
+        """Compute what the store lacks and store it."""
 
 
 Progress = Callable[[int, int, str], None]
@@ -48,14 +63,14 @@ def run(
     """Run every unit whose results are missing; returns how many that were.
 
     Args:
-        executor: where to run them; `None` for this process, one after another.
+        executor: where to run them (`workers`); `None` for this process, one after another.
         progress: called with the units finished so far, their total and the label of the last: once before anything
             runs and after each unit.
 
     Raises:
         The first exception of a unit, after which no further unit is started.
     """
-    missing = [unit for unit in units if not unit.done(store)]
+    missing = [rest for unit in units if (rest := unit.rest(store)) is not None]
     total = len(units)
     finished = total - len(missing)
     progress(finished, total, "stored before" if finished else "")
@@ -65,10 +80,15 @@ def run(
             finished += 1
             progress(finished, total, unit.label)
         return len(missing)
-    futures: dict[Future[None], str] = {executor.submit(unit.run, store): unit.label for unit in missing}
+    shared = isinstance(executor, ProcessPoolExecutor)
+    library = library_hash()
+    futures: dict[Future[Any], str] = {}
     try:
+        for unit in missing:
+            futures[executor.submit(_elsewhere, unit, library, store if shared else None)] = unit.label
         for future in as_completed(futures):
-            future.result()
+            for result in future.result():
+                store.add(result)
             finished += 1
             progress(finished, total, futures[future])
     except BaseException:
@@ -78,27 +98,86 @@ def run(
     return len(missing)
 
 
-@contextmanager
-def processes(workers: int) -> Iterator[Executor | None]:
-    """An executor of that many processes of one thread each; `None`, this process, for one worker.
+def _elsewhere(unit: Unit, library: str, store: Store | None) -> list[Result]:
+    """Run a unit in this process for another one; returns its results unless both see the same `store`.
 
     Raises:
-        InputError: workers below 1.
+        InputError: this process has another state of the library than the caller.
     """
-    if workers < 1:
-        raise InputError(f"{workers} workers cannot work: use 1 or more")
-    if workers == 1:
-        yield None
-        return
-    # Fresh interpreters: a fork would inherit torch's threads in whatever state they are.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as executor:
-        yield executor
-
-
-def _one_thread() -> None:
+    if library_hash() != library:
+        raise InputError("a worker runs another version of the library than its caller: start it again from the same")
     import torch
 
     torch.set_num_threads(1)
+    with _ALONE, tempfile.TemporaryDirectory(prefix="qkspectra-") as scratch:
+        own = Store(Path(scratch))
+        unit.run(store or own)
+        return own.results()
+
+
+@contextmanager
+def workers(count: int = 1, scheduler: str | None = None) -> Iterator[Executor | None]:
+    """Where `run` is to run units: that many processes (`None`, this process, for one), or a Dask cluster.
+
+    Args:
+        count: processes of one thread each.
+        scheduler: address of a Dask scheduler, such as `tcp://host:8786`; its workers do everything.
+
+    Raises:
+        InputError: a count below 1, or one beside a scheduler; no scheduler at that address. Inside the block, for a
+            worker process that was killed, a unit that killed every worker it was given to, or a scheduler that went
+            away.
+    """
+    if count < 1:
+        raise InputError(f"{count} workers cannot work: use 1 or more")
+    if scheduler:
+        if count > 1:
+            raise InputError("workers and a scheduler exclude each other: a cluster has workers of its own")
+        with _cluster(scheduler) as executor:
+            yield executor
+    elif count == 1:
+        yield None
+    else:
+        with _processes(count) as executor:
+            yield executor
+
+
+@contextmanager
+def _processes(count: int) -> Iterator[Executor]:
+    # Fresh interpreters: a fork would inherit torch's threads in whatever state they are.
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as executor:
+        try:
+            yield executor
+        except BrokenProcessPool:
+            raise InputError(
+                "a worker process was killed, perhaps for want of memory: run the same again with fewer workers,"
+                " what has finished is kept"
+            ) from None
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[Executor]:
+    from distributed import Client, KilledWorker
+
+    try:
+        client = Client(address, timeout=_PATIENCE, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"no Dask scheduler answers at {address!r} ({error}): start one (`dask scheduler`) and give the address"
+            " that it prints"
+        ) from None
+    with client:
+        try:
+            yield client.get_executor(pure=False)
+        except KilledWorker:
+            raise InputError(
+                "every worker that was given one of the units died, perhaps for want of memory: give workers more and"
+                " run the same again, what has finished is kept"
+            ) from None
+        except CancelledError:
+            raise InputError(
+                f"the scheduler at {address} went away: start it and run the same again, what has finished is kept"
+            ) from None
 
 
 def cores() -> int:

@@ -127,18 +127,31 @@ class Store:
         table = compute()
         return self.put(address, table, seconds=time.perf_counter() - start, seeds=seeds, device=device, **extra)
 
+    def results(self) -> list[Result]:
+        """Everything in the store, in the order of its keys.
+
+        Raises:
+            InputError: a result is damaged.
+        """
+        return [read(path.with_suffix("")) for path in sorted(self.root.glob("*.json"))]
+
+    def add(self, result: Result) -> None:
+        """Store a result of another store under its own address, with its own provenance."""
+        made = result.provenance
+        _write(self.root / Address(made["study"], made["parameters"], made["sources"]).key, result.table, made)
+
 
 def ship(result: Result, path: Path) -> Result:
     """Write a result under a readable name: `path` with the suffixes `.parquet` and `.json`."""
     return _write(path, result.table, result.provenance)
 
 
-def read(path: Path, study: str, parameters: Mapping[str, Any] | None = None) -> Result:
+def read(path: Path, study: str | None = None, parameters: Mapping[str, Any] | None = None) -> Result:
     """Read the result `path` + `.parquet` / `.json`.
 
     Args:
         path: without suffix.
-        study: what the caller takes it for.
+        study: what the caller takes it for; `None` accepts any.
         parameters: the configuration the caller takes it for; `None` accepts any.
 
     Raises:
@@ -154,7 +167,7 @@ def read(path: Path, study: str, parameters: Mapping[str, Any] | None = None) ->
         raise InputError(f"{provenance_path} is not a provenance file: delete it and run the study again") from None
     if not isinstance(made, dict) or not {"study", "parameters", "table_sha256"} <= made.keys():
         raise InputError(f"{provenance_path} is not a provenance file: delete it and run the study again")
-    if made["study"] != study:
+    if study is not None and made["study"] != study:
         raise InputError(f"{provenance_path} is a result of study {made['study']!r}, not of {study!r}")
     if parameters is not None and (difference := _difference(made["parameters"], parameters)):
         raise InputError(

@@ -94,25 +94,20 @@ def test_a_result_of_another_configuration_is_refused(tmp_path: Path) -> None:
     for suffix in (".json", ".parquet"):
         shutil.copy(tmp_path / (first.address(0).key + suffix), tmp_path / (second.address(0).key + suffix))
     with pytest.raises(InputError, match=r"another configuration \(cap is 20 there and 30 here"):
-        second.done(store)
+        second.rest(store)
 
 
 def test_processes_give_the_same_table_as_one(tmp_path: Path) -> None:
-    from qkspectra.compute import processes, run
+    from qkspectra.compute import run, workers
 
     unit = Training(TINY, (0, 1, 2))
     one, two = Store(tmp_path / "one"), Store(tmp_path / "two")
     unit.run(one)
-    with processes(2) as executor:
+    with workers(2) as executor:
         run(split(unit, 1), two, executor)
     # Sums of float32 in another order; the overlaps, which are large, move in proportion.
     pd.testing.assert_frame_equal(unit.table(one), unit.table(two), rtol=1e-4, atol=1e-4)
     assert unit.seconds(two) > 0
-
-
-def test_another_state_of_the_library_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="another version of the library"):
-        Training(TINY, (0,), sources="older").run(Store(tmp_path))
 
 
 def test_only_missing_seeds_are_run(tmp_path: Path) -> None:
@@ -120,6 +115,8 @@ def test_only_missing_seeds_are_run(tmp_path: Path) -> None:
     Training(TINY, (1,)).run(store)
     unit = Training(TINY, (0, 1))
     assert unit.missing(store) == [0]
+    assert unit.rest(store) == Training(TINY, (0,))
+    assert Training(TINY, (1,)).rest(store) is None
     with pytest.raises(KeyError, match="seed 0 has not been run"):
         unit.table(store)
 

@@ -60,10 +60,11 @@ def run(
     store: Store,
     seeds: int,
     workers: int = 1,
+    scheduler: str | None = None,
     progress: compute.Progress = lambda done, total, label: None,
 ) -> None:
-    """Run what the store lacks."""
-    with compute.processes(workers) as executor:
+    """Run what the store lacks, in processes or on a Dask cluster (`compute.workers`)."""
+    with compute.workers(workers, scheduler) as executor:
         compute.run(units(seeds), store, executor, progress)
 
 
@@ -139,11 +140,13 @@ def assembled(results: dict[str, Result]) -> Laboratory:
     )
 
 
-def obtain(profile: str, folder: Path, store: Store, seeds: int, workers: int) -> Laboratory:
+def obtain(
+    profile: str, folder: Path, store: Store, seeds: int, workers: int, scheduler: str | None = None
+) -> Laboratory:
     """The tables that a profile reads: `paper` runs the laboratory in this store, the others read the shipped ones."""
     if profile != "paper":
         return load(folder)
-    run(store, seeds, workers)
+    run(store, seeds, 1 if scheduler else workers, scheduler)
     return assembled(gather(store, seeds))
 
 
@@ -159,7 +162,7 @@ def agreement(
         and how many `formations` at 0.9 fell on the same step of how many (`formed`) within the rerun.
     """
     again = {cell: bans.rerun(cell, seeds, cap) for cell in cells}
-    with compute.processes(workers) as executor:
+    with compute.workers(workers) as executor:
         compute.run([part for whole in again.values() for part in split(whole, ENSEMBLE)], store, executor)
     rows = []
     for cell, whole in again.items():

@@ -48,21 +48,13 @@ class Training:
         config: the condition.
         seeds: its seeds.
         labels: columns that tell the condition from others in tables, such as `ban`; none of them a column of `Run`.
-        sources: hash of the source that is to run it.
         device: where to train, as torch names it.
     """
 
     config: TrainConfig
     seeds: tuple[int, ...]
     labels: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    sources: str = SOURCES
     device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError):
-            raise InputError(f"this machine has no device {self.device!r}: use cpu") from None
 
     @property
     def label(self) -> str:
@@ -71,24 +63,25 @@ class Training:
 
     def address(self, seed: int) -> Address:
         # A seed's result does not depend on the ensemble it was trained in, so neither does its address.
-        return Address(STUDY, {**self.config.parameters(), "seed": seed}, self.sources)
+        return Address(STUDY, {**self.config.parameters(), "seed": seed}, SOURCES)
 
     def missing(self, store: Store) -> list[int]:
         return [seed for seed in self.seeds if store.get(self.address(seed)) is None]
 
-    def done(self, store: Store) -> bool:
-        return not self.missing(store)
+    def rest(self, store: Store) -> "Training | None":
+        missing = self.missing(store)
+        return replace(self, seeds=tuple(missing)) if missing else None
 
     def run(self, store: Store) -> None:
         """Train the seeds that the store lacks, and store each the moment it has finished.
 
         Raises:
-            InputError: this process has another state of the library than the one that asked.
+            InputError: the machine that is to train lacks the device.
         """
-        if self.sources != SOURCES:
-            raise InputError(
-                "a worker runs another version of the library than its caller: start it again from the same"
-            )
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError):
+            raise InputError(f"this machine has no device {self.device!r}: use cpu") from None
 
         def keep(seed: int, rows: pd.DataFrame, seconds: float) -> None:
             store.put(self.address(seed), rows, seconds=seconds, seeds=[seed], device=self.device)
