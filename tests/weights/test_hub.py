@@ -6,37 +6,16 @@ import os
 import huggingface_hub.constants
 import pytest
 from tests import hub as small_hub
-from tests.weights import tiny
 
 from qkspectra.errors import InputError
 from qkspectra.weights import hub, open_model, sources
+from qkspectra.weights.revisions import revisions_of
 
 NAME = "someone/tiny-llama"
 
 
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    with small_hub.serving() as server:
-        point_to(server.url, monkeypatch)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        yield server
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory):
-    home = tmp_path_factory.mktemp("models")
-    return [tiny.save(home / str(hidden), "llama", hidden_size=hidden) for hidden in (48, 64)]
-
-
-def point_to(url, monkeypatch):
-    """As `HF_ENDPOINT` does, which the client reads once, when it is imported."""
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-
-
 def disconnect(monkeypatch):
-    point_to("http://127.0.0.1:9", monkeypatch)  # the discard port: nothing listens
+    small_hub.Hub.point_client("http://127.0.0.1:9", monkeypatch)  # the discard port: nothing listens
 
 
 def test_one_revision_serves_configuration_and_tensors(server, folders):
@@ -124,13 +103,81 @@ def test_no_network_is_one_question_and_one_line(server, monkeypatch):
 def test_a_download_that_breaks_off_says_so_and_resumes(server, folders, monkeypatch):
     commit = server.put(NAME, folders[0])
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits longer after each of its attempts
-    server.broken.add("model.safetensors")
+    server.faults.append(small_hub.Fault("reset", "model.safetensors"))
     with pytest.raises(InputError, match=r"broke off.*run again, it resumes") as caught:
         sources.resolve(NAME)
     assert "\n" not in str(caught.value)
-    server.broken.clear()
+    server.faults.clear()
     source = sources.resolve(NAME)
     assert (source.folder / "model.safetensors").read_bytes() == server.commits[commit]["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "message"),
+    [
+        ("corrupt", "model.safetensors", "model.safetensors arrived damaged .*was not kept: run again"),
+        ("corrupt", "config.json", "config.json arrived damaged .*was not kept: run again"),
+        ("short", "model.safetensors", "arrived with the wrong length, and was not kept: run again"),
+        (503, "model.safetensors", "the Hub answers 503.*: try again later"),
+        (404, "model.safetensors", "the Hub answers 404.*: try again later"),
+    ],
+)
+def test_nothing_damaged_is_kept_of_a_download(server, folders, monkeypatch, kind, file, message):
+    """The client compares lengths; hashes are compared here (what the Hub lists is the file's SHA-256)."""
+    commit = server.put(NAME, folders[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    server.faults.append(small_hub.Fault(kind, file))
+    for _ in range(2):
+        with pytest.raises(InputError, match=message) as caught:
+            sources.resolve(NAME)
+        assert "\n" not in str(caught.value)
+    server.faults.clear()
+    source = sources.resolve(NAME)
+    for name in ("config.json", "model.safetensors"):
+        assert (source.folder / name).read_bytes() == server.commits[commit][name]
+
+
+def test_a_busy_hub_is_asked_again_after_the_wait_it_calls_for(server, folders, monkeypatch):
+    server.put(NAME, folders[0])
+    waits = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    server.faults.append(small_hub.Fault(429, "revision/main", times=2, headers={"Retry-After": "7"}))
+    sources.resolve(NAME)
+    assert waits == [8.0, 8.0]  # the client rounds up
+    server.faults.append(small_hub.Fault(429, "revision/main"))
+    with pytest.raises(InputError, match=r"no revision|unknown model") as caught:
+        sources.resolve(NAME, "nothing")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_fails_without_end_is_one_line(server, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    server.faults.append(small_hub.Fault(500, "revision/main"))
+    server.put(NAME, {"config.json": b"{}", "model.safetensors": b"x"})
+    with pytest.raises(InputError, match=r"the Hub cannot be reached.*\(it answers 500\); check the network"):
+        sources.resolve(NAME)
+
+
+def test_a_revision_is_opened_at_the_commit_it_was_listed_with(server, folders):
+    """A branch that moves between listing and opening would mix two models."""
+    commit = server.put(NAME, folders[0], "step1")
+    [listed] = revisions_of(NAME)
+    moved = server.put(NAME, folders[1], "step1")
+    server.refs[NAME]["old"] = commit
+    assert listed.commit == commit != moved
+    for ranges in (True, False):
+        source = open_model(NAME, listed, ranges=ranges).source
+        assert (source.revision, source.commit) == ("step1", commit)
+    assert open_model(NAME, "step1").source.commit == moved
+
+
+def test_branches_and_tags_are_listed_in_numeric_order(server, folders):
+    for name in ("step1000", "main", "step99", "step2"):
+        server.put(NAME, folders[0], name)
+    server.tags.add("step99")
+    assert [revision.name for revision in revisions_of(NAME)] == ["step2", "step99", "step1000"]
+    with pytest.raises(InputError, match="unknown model 'someone/else'"):
+        revisions_of("someone/else")
 
 
 def test_a_disk_that_fills_during_a_download_is_one_line(server, folders, monkeypatch):

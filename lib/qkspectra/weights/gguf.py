@@ -68,7 +68,7 @@ class GGUFTensors:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(int(n) for n in reversed(self._tensors[name][1].shape))  # GGUF counts from the fastest axis
 
-    def get(self, name: str) -> Float64[Tensor, "*shape"]:
+    def get(self, name: str, rows: int | None = None) -> Float64[Tensor, "*shape"]:
         kind, stored = self._tensors[name]
         values = torch.from_numpy(dequantize(stored.data, stored.tensor_type).astype(np.float64)).reshape(
             self.shape(name)
@@ -76,4 +76,4 @@ class GGUFTensors:
         if kind in self._rotated:
             head, rest = self._rotated[kind], values.shape[1:]
             values = values.reshape(head, -1, 2, *rest).transpose(1, 2).reshape(values.shape)
-        return finite(name, values)
+        return finite(name, values[:rows])

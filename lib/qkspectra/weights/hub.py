@@ -86,7 +86,7 @@ def labels(name: str) -> dict[str, str]:
         UnknownRepoError, UnreachableError: as they say.
         InputError: a gated repository, or the Hub turns the question down.
     """
-    with quiet(), _refusals(name, None):
+    with quiet(), refusals(name, None):
         refs = _ask(f"{name}/refs", name)
     return {ref["name"]: ref["targetCommit"] for ref in [*refs["tags"], *refs["branches"]]}
 
@@ -98,7 +98,7 @@ def listing(name: str, revision: str | None) -> Listing:
         UnknownRepoError, UnreachableError: as they say.
         InputError: unknown revision, a gated repository, or the Hub turns the question down.
     """
-    with quiet(), _refusals(name, revision):
+    with quiet(), refusals(name, revision):
         info = _ask(f"{name}/revision/{quote(revision or constants.DEFAULT_REVISION, safe='')}", name, blobs=True)
     files = {}
     for entry in info["siblings"]:
@@ -135,7 +135,7 @@ def fetch(
     else:
         check_forms(listed)
         reason = UnreachableError("it stopped answering")
-    with quiet(), _bars(), _refusals(name, revision):
+    with quiet(), _bars(), refusals(name, revision):
         try:
             if listed is not None and ranges and not _cached(listed):
                 for file in (file for file in listed.files if file.endswith(".json") and _loaded(file)):
@@ -238,7 +238,7 @@ def _ask(path: str, name: str, **parameters: Any) -> Any:
 
 
 @contextmanager
-def _refusals(name: str, revision: str | None) -> Iterator[None]:
+def refusals(name: str, revision: str | None) -> Iterator[None]:
     """Puts what the client raises into one line."""
     try:
         yield

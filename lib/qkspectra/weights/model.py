@@ -11,6 +11,7 @@ from qkspectra.errors import InputError
 from qkspectra.weights import families, running, sources
 from qkspectra.weights.layout import LayerQK, ModelLayout
 from qkspectra.weights.reader import Tensors, open_tensors
+from qkspectra.weights.remote import RemoteTensors
 from qkspectra.weights.schedules import Revision
 from qkspectra.weights.sources import Source
 
@@ -46,9 +47,13 @@ class Weights:
         are read; nothing is unpickled, and no code that comes with a model is run.
 
         Raises:
-            InputError: configuration and tensors disagree, or a file is damaged.
+            InputError: configuration and tensors disagree, a file is damaged, or the weights were left on the Hub.
         """
         source = self.source
+        if source.listed is not None:
+            raise InputError(
+                f"{source.name} was opened by ranges, which is for its operators alone: open it whole to run"
+            )
         return running.load(source.folder, source.gguf_file, self.config, causal=self.layout.causal, dtype=dtype)
 
     def attention_modules(self, model: nn.Module) -> list[nn.Module]:
@@ -56,18 +61,23 @@ class Weights:
         return families.attention_modules(model)
 
 
-def open_model(name: str, revision: str | Revision | None = None) -> Weights:
+def open_model(name: str, revision: str | Revision | None = None, *, ranges: bool = False) -> Weights:
     """Opens a model by catalogue name, local folder or Hub id; reads its configuration and, as yet, no weights.
 
     Args:
         name: see `sources.resolve`.
         revision: branch, tag or commit of a Hub id, subfolder of a trajectory, or a revision as listed.
+        ranges: leave the weights of a Hub id on the Hub, unless the client's cache has them, and fetch the bytes of the
+            query and key tensors alone, each layer's when it is read. There is then no model to run.
 
     Raises:
         InputError: whatever is wrong with the name, the files or the family.
     """
-    source = sources.resolve(name, revision)
-    tensors = open_tensors(source.folder, source.gguf_file)
+    source = sources.resolve(name, revision, ranges=ranges)
+    if source.listed is None:
+        tensors = open_tensors(source.folder, source.gguf_file)
+    else:
+        tensors = RemoteTensors(source.listed, source.folder)
     config = running.read_config(source.folder, source.gguf_file)
     layout = families.model_layout(config)
     family = families.family_of(config.model_type)
@@ -77,4 +87,6 @@ def open_model(name: str, revision: str | Revision | None = None) -> Weights:
         raise InputError(
             f"{name} holds {deepest + 1} layers, its config.json says {layout.n_layers}: they do not match"
         )
+    if isinstance(tensors, RemoteTensors):
+        tensors.expect([families.read_names(config, tensors, layer) for layer in range(layout.n_layers)])
     return Weights(source, config, layout, tensors)

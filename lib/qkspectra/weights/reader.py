@@ -16,7 +16,8 @@ from qkspectra.errors import InputError
 
 INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_FLOATS = {"F64", "F32", "F16", "BF16"}
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""How safetensors names the types of weights that are read."""
 
 
 @runtime_checkable
@@ -29,8 +30,8 @@ class Tensors(Protocol):
     def shape(self, name: str) -> tuple[int, ...]:
         """The stored shape of a tensor, without reading it."""
 
-    def get(self, name: str) -> Float64[Tensor, "*shape"]:
-        """One tensor, upcast to float64.
+    def get(self, name: str, rows: int | None = None) -> Float64[Tensor, "*shape"]:
+        """One tensor, upcast to float64, or its first `rows` rows alone.
 
         Raises:
             InputError: the tensor is quantised, holds NaN or infinity, or its file is damaged.
@@ -88,13 +89,14 @@ class SafetensorsFolder:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._entry(name)["shape"])
 
-    def get(self, name: str) -> Float64[Tensor, "*shape"]:
+    def get(self, name: str, rows: int | None = None) -> Float64[Tensor, "*shape"]:
         stored = self._entry(name)["dtype"]
-        if stored not in _FLOATS:
+        if stored not in FLOATS:
             raise InputError(f"{name} is stored as {stored}: quantised weights are not read, give the original ones")
         # Opened for this one tensor, so that the pages mapped for it go when it is upcast.
         with safe_open(self._folder / self._files[name], framework="pt") as file:
-            return finite(name, file.get_tensor(name).to(torch.float64))
+            values = file.get_tensor(name) if rows is None else file.get_slice(name)[:rows]
+            return finite(name, values.to(torch.float64))
 
 
 def finite(name: str, tensor: Tensor) -> Tensor:
@@ -115,15 +117,27 @@ def _header(path: Path) -> dict[str, dict]:
         raise InputError(f"{path} is truncated or damaged ({error}): fetch it again") from None
 
 
-def _shards(index: Path) -> dict[str, str]:
-    """Tensor name -> shard, with every shard present."""
+def places(index: Path) -> dict[str, str]:
+    """Tensor name -> shard, as an index says.
+
+    Raises:
+        InputError: a damaged index, or one that points outside its folder.
+    """
     try:
         files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError):
+        shards = sorted(set(files.values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{index} is not a safetensors index: fetch it again") from None
-    for shard in sorted(set(files.values())):
+    for shard in shards:
         if Path(shard).name != shard:
             raise InputError(f"{index} names a shard outside its folder: {shard}")
+    return files
+
+
+def _shards(index: Path) -> dict[str, str]:
+    """Tensor name -> shard, with every shard present."""
+    files = places(index)
+    for shard in sorted(set(files.values())):
         if not (index.parent / shard).exists():
             raise InputError(f"{index.parent} lacks the shard {shard}: fetch it again")
     return files

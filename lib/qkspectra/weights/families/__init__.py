@@ -7,7 +7,8 @@ Everything else is refused by name.
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float64
+from torch import Tensor, nn
 
 from qkspectra.errors import InputError
 from qkspectra.weights.families import absolute, alibi, fused, rope
@@ -69,6 +70,26 @@ def read_layer(config: Config, tensors: Tensors, layer: int) -> LayerQK:
     read = family.read(config, layout, mine)
     mine.check_rest()
     return read
+
+
+def read_names(config: Config, tensors: Tensors, layer: int) -> list[str]:
+    """The tensors that `read_layer` reads, in its order, told by having it read tensors without content."""
+    shapes = _Shapes(tensors)
+    family = family_of(config.model_type)
+    family.read(config, model_layout(config), LayerTensors(shapes, family, layer))
+    return list(dict.fromkeys(shapes.asked))
+
+
+class _Shapes:
+    """Tensors of the same names and shapes, on no device."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.names, self.shape = tensors.names, tensors.shape
+        self.asked: list[str] = []
+
+    def get(self, name: str, rows: int | None = None) -> Float64[Tensor, "*shape"]:
+        self.asked.append(name)
+        return torch.empty(self.shape(name), dtype=torch.float64, device="meta")[:rows]
 
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:
