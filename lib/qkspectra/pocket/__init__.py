@@ -1,0 +1,1 @@
+"""Small models in the architectures of large ones, trained by the project and shipped with it."""
