@@ -1,9 +1,9 @@
 """Natural text that every installation has: the Python source of the pinned Transformers package.
 
-Training reads the files `models/*/modeling_*.py` of the package, held-out text the files of its folders `generation` and
-`pipelines`, each set in the order of its paths. No file belongs to both, and Transformers copies code between the files
-of `models`, not from there to the other two folders. Both sets are pinned by SHA-256 over their names and contents: with
-another version of the package installed there is no corpus, while the shipped models work as ever.
+Training reads the files `models/*/modeling_*.py` of the package, held-out text the files of its folders `generation`
+and `pipelines`, each set in the order of its paths. No file belongs to both, and Transformers copies code between the
+files of `models`, not from there to the other two folders. Both sets are pinned by SHA-256 over their names and
+contents: with another version of the package installed there is no corpus, while the shipped models work as ever.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt16
+from jaxtyping import Int64, UInt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
@@ -80,7 +80,7 @@ def sha256_of(contents: dict[str, bytes]) -> str:
 
 
 def train_tokenizer(texts: list[str], vocab: int) -> Tokenizer:
-    """Byte-level byte-pair encoding (Sennrich et al. 2016, arXiv 1508.07909) with `vocab` entries, the boundary first."""
+    """Byte-level byte-pair encoding (Sennrich et al. 2016, arXiv 1508.07909); `vocab` entries, the boundary first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -92,11 +92,13 @@ def train_tokenizer(texts: list[str], vocab: int) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> UInt16[np.ndarray, " tokens"]:
-    """The texts one after another, each behind a boundary."""
+def encode(tokenizer: Tokenizer, texts: list[str]) -> UInt[np.ndarray, " tokens"]:
+    """The texts one after another, each behind a boundary where the tokenizer has one; no integers wider than needed."""
     boundary = tokenizer.token_to_id(BOUNDARY)
-    parts = [np.array([boundary, *encoded.ids], np.uint16) for encoded in tokenizer.encode_batch(texts)]
-    return np.concatenate(parts)
+    lead = [] if boundary is None else [boundary]
+    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    width = np.min_scalar_type(tokenizer.get_vocab_size())
+    return np.concatenate([np.array([*lead, *text.ids], width) for text in encoded])
 
 
 def held_out(count: int, length: int, seed: int, tokenizer: Path) -> Int64[Tensor, "count length"]:
@@ -104,12 +106,12 @@ def held_out(count: int, length: int, seed: int, tokenizer: Path) -> Int64[Tenso
 
     Args:
         seed: of this draw alone.
-        tokenizer: the model's `tokenizer.json`.
+        tokenizer: the model's `tokenizer.json`, of a pocket model or of any other.
 
     Raises:
         InputError: see `read`; or spans longer than the text.
     """
-    tokens = _held_out(tokenizer)
+    tokens = _held_out(tokenizer.read_text(encoding="utf-8"))
     if not 1 <= length <= len(tokens):
         raise InputError(f"held-out text has {len(tokens)} tokens: spans of {length} cannot be taken from it")
     starts = np.random.default_rng(seed).integers(0, len(tokens) - length + 1, count)
@@ -117,5 +119,6 @@ def held_out(count: int, length: int, seed: int, tokenizer: Path) -> Int64[Tenso
 
 
 @lru_cache(maxsize=2)
-def _held_out(tokenizer: Path) -> UInt16[np.ndarray, " tokens"]:
-    return encode(Tokenizer.from_file(str(tokenizer)), read(HELD_OUT))
+def _held_out(tokenizer: str) -> UInt[np.ndarray, " tokens"]:
+    # By content: every pocket model has its own copy of one tokenizer.
+    return encode(Tokenizer.from_str(tokenizer), read(HELD_OUT))
