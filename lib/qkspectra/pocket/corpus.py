@@ -93,7 +93,7 @@ def train_tokenizer(texts: list[str], vocab: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> UInt[np.ndarray, " tokens"]:
-    """The texts one after another, each behind a boundary where the tokenizer has one; no integers wider than needed."""
+    """The texts one after another, each behind a boundary where the tokenizer has one; integers as wide as needed."""
     boundary = tokenizer.token_to_id(BOUNDARY)
     lead = [] if boundary is None else [boundary]
     encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
