@@ -199,3 +199,17 @@ def test_a_cache_that_lacks_the_weights_does_not_pass_for_the_model(server, fold
     disconnect(monkeypatch)
     with pytest.raises(hub.UnreachableError):
         hub.fetch(NAME, commit)
+
+
+def test_a_tokenizer_is_fetched_by_itself(server, folders, monkeypatch):
+    without = server.put(NAME, folders[0], "step0")
+    files = {file.name: file.read_bytes() for file in folders[0].iterdir()}
+    commit = server.put(NAME, files | {"tokenizer.json": b"{}"})
+    folder = sources.resolve(NAME).folder
+    assert hub.tokenizer(NAME, commit) == folder / "tokenizer.json"
+    with pytest.raises(InputError, match=r"has no tokenizer\.json"):
+        hub.tokenizer(NAME, without)
+    disconnect(monkeypatch)
+    assert hub.tokenizer(NAME, commit).read_bytes() == b"{}"
+    with pytest.raises(InputError, match="tokenizer of someone/tiny-llama is not in the cache"):
+        hub.tokenizer(NAME, without[::-1])

@@ -154,6 +154,21 @@ def fetch(
     return folder, listed
 
 
+def tokenizer(name: str, commit: str) -> Path:
+    """`tokenizer.json` of a commit, which `fetch` leaves out, as operators do not need it.
+
+    Raises:
+        InputError: the repository has none, or it cannot be fetched.
+    """
+    with quiet(), refusals(name, commit):
+        try:
+            return Path(hf_hub_download(name, "tokenizer.json", revision=commit))
+        except errors.LocalEntryNotFoundError:
+            raise InputError(f"the tokenizer of {name} is not in the cache, and the Hub cannot be reached") from None
+        except errors.EntryNotFoundError:
+            raise InputError(f"{name} has no tokenizer.json at {commit[:12]}: text cannot be put before it") from None
+
+
 def check_forms(listed: Listing) -> None:
     """Refuses a repository without safetensors and configuration, before anything of it is fetched.
 
