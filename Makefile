@@ -1,15 +1,16 @@
-# make book [PROFILE=smoke|pocket|paper] [PDF=required] · make test · make env · make lint · make bench · make serve
+# make book [PROFILE=smoke|pocket|paper] [PDF=required] [SCHEDULER=ADDRESS] · make test · make env · make lint · make bench · make serve
 SHELL := bash
 MAKEFLAGS += --jobs=2 --no-print-directory
 PROFILE ?= pocket
 PDF ?= wanted
+SCHEDULER ?=
 PYTEST ?=
 run := .venv/bin/python
 
 .PHONY: book test env latex lint bench lock serve clean
 
 book: env latex
-	@$(run) -m ci.build --profile $(PROFILE) --pdf $(PDF)
+	@$(run) -m ci.build --profile $(PROFILE) --pdf $(PDF) --scheduler "$(SCHEDULER)"
 
 test: env latex
 	@$(run) -m pytest -n 2 --dist loadgroup $(PYTEST)

@@ -26,8 +26,8 @@ CODE = Path(__file__).resolve().parent
 ROOT = CODE.parent
 
 
-def stage_book(root: Path, build: Build, output: Path) -> Path:
-    """Execute what must be executed and write the staging folder; returns it."""
+def stage_book(root: Path, build: Build, output: Path, scheduler: str = "") -> Path:
+    """Execute what must be executed, given the address of a Dask cluster there, and write the staging folder."""
     staging = output / "staging"
     shutil.rmtree(staging, ignore_errors=True)
     (staging / "book").mkdir(parents=True)
@@ -39,7 +39,8 @@ def stage_book(root: Path, build: Build, output: Path) -> Path:
             documents[source.name] = markdown
             (staging / "book" / source.name).write_text(stage.stamped(markdown, build, source.name), encoding="utf-8")
             continue
-        executed = execute(root, source, {"profile": build.profile}, output / "executed", build.device)
+        where = {"scheduler": scheduler} if scheduler else None
+        executed = execute(root, source, {"profile": build.profile}, output / "executed", build.device, where)
         notebook = with_outputs(source, executed / f"{source.stem}.ipynb")
         try:
             staged = stage.staged_notebook(notebook, build, source.name)
@@ -79,10 +80,10 @@ def publish(made: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def build_book(root: Path, profile: str, output: Path, pdf: bool) -> None:
+def build_book(root: Path, profile: str, output: Path, pdf: bool, scheduler: str = "") -> None:
     """Build into `output`: `html/` and, if `pdf`, `fingerprint-not-blueprint.pdf`."""
     build = identify(root, profile)
-    staging = stage_book(root, build, output)
+    staging = stage_book(root, build, output, scheduler)
     expected = [source.stem for source in stage.pages(root)]
     built = output / "built.json"
     state = {"inputs": digest(root, staging), "pdf": pdf}
@@ -112,6 +113,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--pdf", choices=["wanted", "required"], default="wanted", help="'required': fail without LaTeX"
     )
+    parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="Dask cluster for the chapters' long work")
     arguments = parser.parse_args(words)
     missing = render.missing_pdf_tools()
     how = f"no PDF: {', '.join(missing)} not found; on Debian, run 'make latex' as root"
@@ -122,7 +124,7 @@ def main(words: list[str] | None = None) -> int:
             raise BuildError(how)
         arguments.output.mkdir(parents=True, exist_ok=True)
         with FileLock(arguments.output / ".lock"):
-            build_book(ROOT, arguments.profile, arguments.output.resolve(), pdf=not missing)
+            build_book(ROOT, arguments.profile, arguments.output.resolve(), not missing, arguments.scheduler)
     except BuildError as problem:
         print(f"the book was not built:\n{problem}", file=sys.stderr)
         return 1

@@ -68,8 +68,18 @@ def cache_key(root: Path, source: Path, parameters: dict[str, str], device: str)
     return digest.hexdigest()
 
 
-def execute(root: Path, source: Path, parameters: dict[str, str], cache: Path, device: str) -> Path:
+def execute(
+    root: Path, source: Path, parameters: dict[str, str], cache: Path, device: str, where: dict[str, str] | None = None
+) -> Path:
     """The folder with the executed cells, `<chapter>.ipynb`, and `figures/`, run now or remembered from an equal run.
+
+    Args:
+        root, source: the checkout, and the chapter's text notebook.
+        parameters: which every chapter declares.
+        cache: where executions are remembered.
+        device: what they run on.
+        where: parameters that say where work is done, not what comes out of it: given to the chapters that declare
+            them, and no part of what an execution is remembered by.
 
     Raises:
         BuildError: a parameter that the notebook does not declare, a cell that fails, or an edit while cells ran;
@@ -93,7 +103,7 @@ def execute(root: Path, source: Path, parameters: dict[str, str], cache: Path, d
             shutil.copyfile(path, copy)
         (root / "results").mkdir(exist_ok=True)
         (work / "results").symlink_to(root / "results")  # a store addressed by content: equal results are computed once
-        run_notebook(source, work / f"{name}.ipynb", parameters, work)
+        run_notebook(source, work / f"{name}.ipynb", parameters, work, where)
         if cache_key(root, source, parameters, device) != key:
             raise BuildError(f"{source.name}: something that it depends on was edited while it ran: build again")
         finished = Path(temporary) / "finished"
@@ -120,8 +130,12 @@ def with_outputs(source: Path, executed: Path) -> NotebookNode:
     return notebook
 
 
-def run_notebook(source: Path, target: Path, parameters: dict[str, str], folder: Path) -> None:
+def run_notebook(
+    source: Path, target: Path, parameters: dict[str, str], folder: Path, where: dict[str, str] | None = None
+) -> None:
     """Run the cells of `source` in `folder`; `target` appears only when every one has succeeded.
+
+    Of the parameters in `where` those are given that the notebook declares.
 
     Raises:
         BuildError: an undeclared parameter, a failing cell, with the cell's own error, or a module of the library that
@@ -145,7 +159,7 @@ def run_notebook(source: Path, target: Path, parameters: dict[str, str], folder:
             papermill.execute_notebook(
                 prepared,
                 output,
-                parameters=parameters,
+                parameters=parameters | {key: value for key, value in (where or {}).items() if key in declared},
                 cwd=folder,
                 kernel_name="python3",
                 progress_bar=False,

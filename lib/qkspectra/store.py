@@ -194,6 +194,20 @@ def provenance(address: Address, *, seconds: float, seeds: Sequence[int], device
     }
 
 
+def origin(results: Sequence[Result]) -> dict[str, Any]:
+    """Commit, library and versions of some results, which may be older than a table gathered from them.
+
+    Raises:
+        InputError: they come from more than one state of the library.
+    """
+    names = ("commit", "library", "versions")
+    origins = {repr([result.provenance[name] for name in names]): result.provenance for result in results}
+    if len(origins) > 1:
+        raise InputError("the results in the store come from several states of the library: use a fresh store")
+    (made,) = origins.values()
+    return {name: made[name] for name in names}
+
+
 def source_hash(*modules: ModuleType) -> str:
     """SHA-256 over the source text of the modules, in the order of their names."""
     digest = hashlib.sha256()

@@ -138,6 +138,19 @@ def test_a_chapter_is_executed_once_with_its_parameters_taken_literally(root):
     assert [path.name for path in (root / "cache").iterdir()] == [folder.name]
 
 
+def test_where_work_is_done_is_told_to_chapters_that_ask_and_is_no_part_of_the_key(root):
+    page, where = root / "book" / "page.md", {"scheduler": "tcp://one:8786"}
+    edit(page, 'profile = "none"', 'profile = "none"\nscheduler = ""')
+    edit(page, "print(profile", "print(scheduler")
+    folder = execute(root, page, {"profile": "smoke"}, root / "cache", "CPU", where)
+    assert nbformat.read(folder / "page.ipynb", as_version=4).cells[-1].outputs[0].text == "tcp://one:8786 1\n\n"
+    assert execute(root, page, {"profile": "smoke"}, root / "cache", "CPU") == folder
+    edit(page, '\nscheduler = ""', "")
+    edit(page, "print(scheduler", "print(profile")
+    folder = execute(root, page, {"profile": "smoke"}, root / "cache", "CPU", where)
+    assert nbformat.read(folder / "page.ipynb", as_version=4).cells[-1].outputs[0].text == "smoke 1\n\n"
+
+
 def test_old_executions_are_forgotten(root):
     for age in range(KEPT + 3):
         folder = root / "cache" / f"page-{age:020x}"

@@ -15,7 +15,7 @@ import pandas as pd
 
 from qkspectra import compute
 from qkspectra.errors import InputError
-from qkspectra.store import Address, Result, Store, provenance, read, ship
+from qkspectra.store import Address, Result, Store, origin, provenance, read, ship
 from qkspectra.studies import bans, symmetry
 from qkspectra.studies.training import ENSEMBLE, SOURCES, Training, curves, formations, split
 from qkspectra.toy.train import BEHAVIOUR, SPECTRAL
@@ -112,7 +112,8 @@ def gather(store: Store, seeds: int) -> dict[str, Result]:
         address = Address(f"toy-{name}", {"seeds": seeds, "first_seed": bans.FIRST_SEED}, SOURCES)
         used = sorted(int(seed) for seed in table["seed"].unique())
         made[name] = Result(
-            table, {**provenance(address, seconds=seconds[name], seeds=used, device="cpu"), **_origin(causal, store)}
+            table,
+            {**provenance(address, seconds=seconds[name], seeds=used, device="cpu"), **origin(_results(causal, store))},
         )
     return made
 
@@ -197,19 +198,9 @@ def _present(unit: Training, store: Store) -> Training | None:
     return Training(unit.config, seeds, unit.labels) if seeds else None
 
 
-def _origin(whole: Sequence[Training], store: Store) -> dict[str, Any]:
-    """Commit, library and versions of the runs themselves, which may be older than the gathering of them.
-
-    Raises:
-        InputError: the runs come from more than one.
-    """
-    names = ("commit", "library", "versions")
+def _results(whole: Sequence[Training], store: Store) -> list[Result]:
     found = [store.get(unit.address(seed)) for unit in whole for seed in unit.seeds]
-    origins = {repr([r.provenance[n] for n in names]): r.provenance for r in found if r is not None}
-    if len(origins) > 1:
-        raise InputError("the runs in the store come from several states of the library: use a fresh store")
-    (made,) = origins.values()
-    return {name: made[name] for name in names}
+    return [result for result in found if result is not None]
 
 
 def _seconds(whole: Sequence[Training], store: Store) -> float:
