@@ -15,8 +15,8 @@ from qkspectra.weights import Weights, open_model
 from qkspectra.weights.catalogue import CATALOGUE
 from qkspectra.weights.wheels import sha256_of
 
-SEQUENCES, LENGTH, SEED = 128, 32, 0
-"""Held-out text of a measurement: spans, tokens in each, and the seed of the draw."""
+SEQUENCES, SEED = 128, 0
+"""Spans of held-out text in a measurement, and the seed of the draw."""
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
@@ -72,6 +72,7 @@ class Record(_Data):
         recipe: of the run.
         package: name and version of the package whose source is the corpus.
         training, held_out: SHA-256 of the corpus's two parts.
+        tokens: of the first part, encoded.
         tokenizer, weights: SHA-256 of the files.
         libraries: versions that trained it.
         processor_seconds: of the training.
@@ -82,6 +83,7 @@ class Record(_Data):
     package: str
     training: str
     held_out: str
+    tokens: int
     tokenizer: str
     weights: str
     libraries: dict[str, str]
@@ -90,15 +92,16 @@ class Record(_Data):
 
 
 def measured(weights: Weights) -> Measures:
-    """Measures a stored model, on held-out text and on random tokens.
+    """Measures a stored model, on held-out text and on random tokens, in copies of half its context.
 
     Raises:
         InputError: there is no held-out text (see `corpus.read`).
     """
-    text = corpus.held_out(SEQUENCES, LENGTH, SEED, weights.source.folder / "tokenizer.json")
+    length = weights.layout.max_positions // 2
+    text = corpus.held_out(SEQUENCES, length, SEED, weights.source.folder / "tokenizer.json")
     model = weights.load()
     seen = behaviour(model, weights.attention_modules(model), torch.cat([text, text], 1))
-    heads = audit(weights, seed=SEED)
+    heads = audit(weights, seed=SEED, length=length)
     return Measures(
         loss_first=seen.loss_first,
         loss_second=seen.loss_second,
@@ -115,13 +118,14 @@ def _strongest(heads: pd.DataFrame, behaviour: str) -> Head:
     return Head(score=row[behaviour], **{name: row[name] for name in Head.model_fields if name != "score"})
 
 
-def record_of(recipe: Recipe, folder: Path, seconds: float) -> Record:
-    """The record of a model that this installation has just trained."""
+def record_of(recipe: Recipe, folder: Path, tokens: int, seconds: float) -> Record:
+    """The record of a model that this installation has just trained on so many tokens, in so many seconds."""
     return Record(
         recipe=recipe,
         package=f"{corpus.PACKAGE} {corpus.VERSION}",
         training=corpus.TRAINING.sha256,
         held_out=corpus.HELD_OUT.sha256,
+        tokens=tokens,
         tokenizer=sha256_of(folder / "tokenizer.json"),
         weights=sha256_of(folder / "model.safetensors"),
         libraries={name: version(name) for name in LIBRARIES},
@@ -143,26 +147,29 @@ language: code
 
 # {recipe.name}
 
-A language model small enough to carry along, in the architecture of a large one ({known.title}; positions: {POSITIONS[known.scheme]}), for measuring
-attention heads. It has {recipe.layers} layers of {recipe.heads} heads, width {recipe.width}, {recipe.vocab} tokens and
-a context of {recipe.context}, and is of no use for writing code.
+A language model small enough to carry along, in the architecture of a large one ({known.title};
+positions: {POSITIONS[known.scheme]}), for measuring attention heads. It has {recipe.layers} layers of {recipe.heads}
+heads, width {recipe.width}, {recipe.vocab} tokens and a context of {recipe.context}, and is of no use for writing code.
 
-Seven such models differ in their architecture alone: `qkspectra models` lists them, `qkspectra pocket FOLDER` trains them
-again. `recipe.json` holds the recipe, the hashes of the corpus and of the weights, and all measures.
+Seven such models differ in their architecture alone: `qkspectra models` lists them, `qkspectra pocket FOLDER` trains
+them again. `recipe.json` holds the recipe, the hashes of corpus and weights, and all measures.
 
 ## Training
 
-{recipe.steps} steps of {recipe.batch} sequences on the Python source of {record.package} (`models/*/modeling_*.py`):
-{recipe.text:.0%} of the sequences are text, {recipe.scrambled:.0%} repeat distinct tokens drawn uniformly, and the others
-repeat one span of text of {recipe.shortest} to {recipe.context // 2} tokens to the end of the context. In the first
-{recipe.forming} steps, tokens that no earlier copy predicts have weight {recipe.unpredicted} in the loss. Seed {recipe.seed};
-{record.processor_seconds / 60:.0f} minutes of one core; {libraries}.
+{recipe.steps} steps of {recipe.batch} sequences on the Python source of {record.package} (`models/*/modeling_*.py`;
+{record.tokens:,} tokens; Apache License 2.0). {100 * recipe.text:g}% of the sequences are text,
+{100 * recipe.scrambled:g}% repeat distinct tokens drawn uniformly, and the others repeat one span of text. What is
+repeated has {recipe.shortest} to {recipe.context // 2} tokens and goes on to the end of the context. In the first
+{recipe.forming} steps, tokens that no earlier copy predicts have weight
+{recipe.unpredicted} in the loss. Seed {recipe.seed}; {record.processor_seconds / 60:.0f} minutes of one core;
+{libraries}.
+
 The weights are stored in float16, and everything below was measured on the stored weights.
 
 ## Measures
 
 On held-out text (the files of `generation` and `pipelines` of the same package, none of them trained on), spans of
-{LENGTH} tokens, each followed by a second copy:
+{recipe.context // 2} tokens, each followed by a second copy:
 
 | | loss, nats a token |
 |---|---|
@@ -171,8 +178,8 @@ On held-out text (the files of `generation` and `pipelines` of the same package,
 
 The model predicts {m.accuracy_second:.0%} of the tokens of the second copy.
 
-Its strongest heads on random tokens, each sequence repeated once; z is the distance from the factored Gaussian null of the
-head's shape, in its standard deviations:
+Its strongest heads on {recipe.context // 2} random tokens, repeated once (`qkspectra audit {recipe.name}`); z is the
+distance from the factored Gaussian null of the head's shape, in its standard deviations:
 
 | | head | score | eigen-rotation | z | antisymmetric energy | z |
 |---|---|---|---|---|---|---|

@@ -1,4 +1,4 @@
-"""What a pocket model is and how it is trained: sizes, data and optimiser are the same for all, the architecture is not.
+"""What a pocket model is and how it is trained: sizes, data and optimiser are the same for all seven architectures.
 
 | name | position | what is particular |
 |---|---|---|
@@ -45,7 +45,7 @@ class Recipe(BaseModel):
         shortest: tokens in what is repeated, drawn uniformly from here to half the context.
         unpredicted, forming: weight in the loss of tokens that no earlier copy predicts, during the first `forming`
             steps; all other tokens, and after those steps every token, have weight 1.
-        learning_rate: reached after `warmup` steps, then kept, and falling linearly to zero over the last `decay` steps.
+        learning_rate: reached after `warmup` steps, kept, and falling linearly to zero over the last `decay` steps.
         beta1, beta2, weight_decay, clip: AdamW's. `clip` bounds the gradient's norm.
         every: steps between checkpoints after the first 512, before which powers of two are kept.
     """
@@ -82,7 +82,7 @@ class Recipe(BaseModel):
         """Steps at which a checkpoint is kept: Pythia's 0, 1, 2, 4, …, 512, then multiples of `every`, and the last."""
         early = {0, *(2**i for i in range(10))}
         late = set(range(0, self.steps, self.every)) - set(range(512))
-        return sorted(step for step in early | late if step < self.steps) + [self.steps]
+        return [*sorted(step for step in early | late if step < self.steps), self.steps]
 
 
 ZOO: dict[str, Recipe] = {name: Recipe(name=name) for name in Name.__args__}
@@ -155,7 +155,7 @@ def _opt(r: Recipe) -> PreTrainedConfig:
 
 
 def _bloom(r: Recipe) -> PreTrainedConfig:
-    sizes = {"n_layer": r.layers, "hidden_size": r.width, "n_head": r.heads}
+    sizes = {"n_layer": r.layers, "hidden_size": r.width, "n_head": r.heads, "seq_length": r.context}
     dropout = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     return BloomConfig(**_common(r), **sizes, **dropout, initializer_range=r.deviation)
 

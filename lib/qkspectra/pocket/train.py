@@ -8,14 +8,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64, UInt16
+from jaxtyping import Float32, Int64, UInt
 from safetensors import safe_open
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
@@ -23,13 +22,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from qkspectra.errors import InputError
 from qkspectra.pocket.recipe import Recipe, config_of
+from qkspectra.store import replacing
 
 STATE = "state.safetensors"
 """The run between its checkpoints: parameters, both moments of the optimiser, and in the header recipe and step."""
 
 
 def batch_of(
-    recipe: Recipe, tokens: UInt16[np.ndarray, " tokens"], step: int
+    recipe: Recipe, tokens: UInt[np.ndarray, " tokens"], step: int
 ) -> tuple[Int64[Tensor, "batch context"], Float32[Tensor, "batch context"]]:
     """The sequences of one step, and the weight of each of their tokens in the loss.
 
@@ -53,12 +53,10 @@ def batch_of(
 
 
 def initial(recipe: Recipe) -> PreTrainedModel:
-    """The untrained model in float32, with fused attention where its architecture has it."""
+    """The untrained model in float32, with fused attention where its architecture has it (Transformers' default)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = AutoModelForCausalLM.from_config(config_of(recipe), dtype=torch.float32, attn_implementation="eager")
-    if model._supports_sdpa:
-        model.set_attn_implementation("sdpa")
+        model = AutoModelForCausalLM.from_config(config_of(recipe), dtype=torch.float32)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Embedding):
@@ -69,7 +67,7 @@ def initial(recipe: Recipe) -> PreTrainedModel:
 class Run:
     """A model in training."""
 
-    def __init__(self, recipe: Recipe, tokens: UInt16[np.ndarray, " tokens"]) -> None:
+    def __init__(self, recipe: Recipe, tokens: UInt[np.ndarray, " tokens"]) -> None:
         self.recipe, self.tokens = recipe, tokens
         self.model = initial(recipe)
         self.parameters = dict(self.model.named_parameters())
@@ -104,9 +102,8 @@ class Run:
                 if p in self.optimiser.state:
                     tensors[f"{moment}.{name}"] = self.optimiser.state[p][moment]
         about = {"recipe": self.recipe.model_dump_json(), "step": str(self.step), "seconds": str(self.seconds)}
-        part = file.with_suffix(".part")
-        save_file(tensors, part, metadata=about)
-        os.replace(part, file)
+        with replacing(file) as part:
+            save_file(tensors, part, metadata=about)
 
     def take_up(self, file: Path) -> None:
         """Go back to a state that was kept.
@@ -130,7 +127,7 @@ class Run:
 
 
 def train(
-    recipe: Recipe, tokens: UInt16[np.ndarray, " tokens"], folder: Path, say: Callable[[str], None] = lambda _: None
+    recipe: Recipe, tokens: UInt[np.ndarray, " tokens"], folder: Path, say: Callable[[str], None] = lambda _: None
 ) -> float:
     """Train by `recipe`; `folder` is then a trajectory: a model in float32 in each of `step0`, `step1`, ….
 
@@ -141,20 +138,22 @@ def train(
         The processor seconds it took, over all processes that had a part in it.
 
     Raises:
-        InputError: the folder holds a run by another recipe.
+        InputError: the folder holds a run that has finished or is by another recipe.
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(recipe, tokens)
     if (folder / STATE).exists():
         run.take_up(folder / STATE)
+    elif any(folder.glob("step*")):
+        raise InputError(f"{folder} holds checkpoints of a finished run: give another folder, or delete that one")
     before, moment = run.seconds, time.process_time()
     while True:
         if run.step in recipe.saved:
             run.seconds = before + time.process_time() - moment
+            run.keep(folder / STATE)
             with staged(folder / f"step{run.step}") as part:
                 save_model(run.model, str(part / "model.safetensors"), metadata={"format": "pt"})
                 run.model.config.save_pretrained(part)
-            run.keep(folder / STATE)
         if run.step == recipe.steps:
             return run.seconds
         if run.step % 10 == 0:
@@ -163,7 +162,7 @@ def train(
 
 
 @contextmanager
-def staged(folder: Path) -> Any:
+def staged(folder: Path) -> Iterator[Path]:
     """A folder to fill that takes its place as a whole when the block ends, and not at all if it fails."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed

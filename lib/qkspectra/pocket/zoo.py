@@ -5,9 +5,9 @@ FOLDER/trajectory/NAME/stepN                 checkpoints in float32
 FOLDER/models/NAME                           weights in float16, tokenizer, model card, record
 """
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,11 @@ from qkspectra.pocket import corpus
 from qkspectra.pocket.cards import Record, card, record_of
 from qkspectra.pocket.recipe import ZOO, Recipe
 from qkspectra.pocket.train import STATE, staged, train
+from qkspectra.store import replacing
 from qkspectra.weights import open_model
 
 RECORD = "recipe.json"
-TOKENIZER = "tokenizer.json"
+TOKENIZER, TOKENS = "tokenizer.json", "tokens.npy"
 
 
 def recipes(names: Sequence[str]) -> list[Recipe]:
@@ -52,10 +53,10 @@ def make(
         say: told how far each run is.
 
     Raises:
-        InputError: there is no corpus (see `corpus.read`), or the folder holds runs by other recipes.
+        InputError: fewer than one process, no corpus (see `corpus.read`), or a folder that holds runs by other recipes.
     """
-    prepare(folder, wanted[0].vocab, say)
     with workers(count) as executor:
+        prepare(folder, wanted[0].vocab, say)
         if executor is None:
             for recipe in wanted:
                 finish(recipe, folder, say)
@@ -77,18 +78,22 @@ def _progress(recipe: Recipe, folder: Path) -> str:
 
 
 def prepare(folder: Path, vocab: int, say: Callable[[str], None]) -> None:
-    """Put the encoded corpus and its tokenizer into `folder`, unless they are there."""
-    if (folder / "tokens.npy").exists() and Tokenizer.from_file(str(folder / TOKENIZER)).get_vocab_size() == vocab:
+    """Put the encoded corpus and its tokenizer into `folder`, unless they are there.
+
+    Raises:
+        InputError: see `corpus.read`.
+    """
+    texts = corpus.read(corpus.TRAINING)
+    if (folder / TOKENS).exists() and Tokenizer.from_file(str(folder / TOKENIZER)).get_vocab_size() == vocab:
         return
     folder.mkdir(parents=True, exist_ok=True)
     say("training the tokenizer")
-    texts = corpus.read(corpus.TRAINING)
     tokenizer = corpus.train_tokenizer(texts, vocab)
     tokenizer.save(str(folder / TOKENIZER))
     say("encoding the corpus")
-    part = folder / "tokens.part.npy"
-    np.save(part, corpus.encode(tokenizer, texts))
-    os.replace(part, folder / "tokens.npy")
+    tokens = corpus.encode(tokenizer, texts)
+    with replacing(folder / TOKENS) as part, part.open("wb") as stream:
+        np.save(stream, tokens)
 
 
 def finish(recipe: Recipe, folder: Path, say: Callable[[str], None] = lambda _: None) -> None:
@@ -102,25 +107,46 @@ def finish(recipe: Recipe, folder: Path, say: Callable[[str], None] = lambda _: 
         if record(final).recipe != recipe:
             raise InputError(f"{final} was made by another recipe: give another folder, or delete that one")
         return
-    torch.set_num_threads(1)
     trajectory = folder / "trajectory" / recipe.name
-    seconds = train(recipe, np.load(folder / "tokens.npy", mmap_mode="r"), trajectory, say)
+    tokens = np.load(folder / TOKENS, mmap_mode="r")
+    with _one_thread():
+        seconds = train(recipe, tokens, trajectory, say)
     say(f"{recipe.name}: measuring")
-    ship(recipe, trajectory / f"step{recipe.steps}", folder / TOKENIZER, seconds, final)
+    ship(recipe, trajectory, folder / TOKENIZER, final, len(tokens), seconds)
     (trajectory / STATE).unlink()
 
 
-def ship(recipe: Recipe, last: Path, tokenizer: Path, seconds: float, final: Path) -> None:
-    """The model at its last checkpoint, as it is shipped: float16, and measured as it is stored."""
-    model = open_model(str(last.parent), last.name).load()
-    fast = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), bos_token=corpus.BOUNDARY, eos_token=corpus.BOUNDARY)
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """With more, sums would depend on their number, and a run taken up elsewhere would be another run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def ship(recipe: Recipe, trajectory: Path, tokenizer: Path, final: Path, tokens: int, seconds: float) -> None:
+    """The model at its last checkpoint, in the form it is shipped in: float16, and measured as it is stored.
+
+    Args:
+        tokens, seconds: what it was trained on, and for how long, for its record.
+    """
+    model = open_model(str(trajectory), f"step{recipe.steps}").load()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_file=str(tokenizer),
+        bos_token=corpus.BOUNDARY,
+        eos_token=corpus.BOUNDARY,
+        model_max_length=recipe.context,
+    )
     with staged(final) as part:
         model.half()
         model.config.dtype = torch.float16
         model.config.save_pretrained(part)
         save_model(model, str(part / "model.safetensors"), metadata={"format": "pt"})
         fast.save_pretrained(part)
-        made = record_of(recipe, part, seconds)
+        made = record_of(recipe, part, tokens, seconds)
         (part / RECORD).write_text(made.model_dump_json(indent=2) + "\n")
         (part / "README.md").write_text(card(made))
 

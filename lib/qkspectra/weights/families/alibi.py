@@ -41,7 +41,8 @@ def mpt_slopes(n_heads: int) -> Float64[Tensor, " heads"]:
 
 
 def _bloom_layout(c: Config) -> ModelLayout:
-    return sizes(c, "alibi", None)
+    # Nothing bounds its positions, but published configurations name the length that it was trained at.
+    return sizes(c, "alibi", getattr(c, "seq_length", None))
 
 
 def _bloom(c: Config, m: ModelLayout, t: LayerTensors) -> LayerQK:
