@@ -39,7 +39,7 @@ class _OneLine(TyperGroup):
 app = typer.Typer(cls=_OneLine, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Catalogue name, local folder, or Hub id.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id, or a step of a trajectory.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Workers = Annotated[int, typer.Option(help="Processes, of one thread each.")]
 Scheduler = Annotated[
@@ -128,6 +128,9 @@ def audit(
     static_only: Annotated[
         bool, typer.Option("--static-only", help="Spectra alone: only query and key tensors are read.")
     ] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="With --static-only, fetch a model of the Hub whole all the same.")
+    ] = False,
     convention: Annotated[
         str, typer.Option(help="raw, or norm_folded, centred and bias_augmented, joined by +.")
     ] = "raw",
@@ -138,8 +141,9 @@ def audit(
 ) -> None:
     """Measure every head: what it does beside what its operator looks like.
 
-    Behaviour is the mean attention on 16 sequences of random tokens, each repeated once, without a leading token.
-    Without --out, prints the strongest heads.
+    Behaviour is the mean attention on 16 sequences of random tokens, each repeated once, without a leading token. Of a
+    Hub id, --static-only fetches the bytes of the query and key tensors alone. Without --out, prints the strongest
+    heads.
     """
     from rich.console import Console
 
@@ -149,13 +153,42 @@ def audit(
 
     if out is not None:
         tables.check_path(out)
-    weights = open_model(model, revision)
+    weights = open_model(model, revision, ranges=static_only and not download)
     with _status() as say:
         heads = study.audit(weights, seed=seed, static_only=static_only, convention=convention, say=say)
     if out is None:
         Console().print(tables.strongest(heads))
     else:
         tables.write(heads, out)
+
+
+@app.command()
+def revisions(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, or a folder with subfolders step0, step1, …")],
+    schedule: Annotated[str | None, typer.Option(help="Take the steps of a schedule alone: pythia.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table to a .csv, .parquet or .json file.")
+    ] = None,
+) -> None:
+    """Check whether the checkpoints of a training run are what their labels say.
+
+    First by the hashes that the Hub lists, nothing being fetched: equal revisions, final weights under early labels,
+    shards of another step. Then by a few rows of every query and key tensor: revisions that are out of place, that do
+    not continue the one before, or an initialisation that is not the declared one.
+    """
+    from rich.console import Console
+
+    from qkspectra import tables
+    from qkspectra.weights.revisions import audited, table
+
+    if out is not None:
+        tables.check_path(out)
+    with _status() as say:
+        found = table(audited(model, schedule, say))
+    if out is None:
+        Console().print(tables.revisions(found))
+    else:
+        tables.write(found, out)
 
 
 @app.command()

@@ -125,6 +125,20 @@ def agreements(model: str, found: Sequence[Agreement]) -> Table:
     return table
 
 
+def revisions(audited: pd.DataFrame) -> Group:
+    """The checkpoints of a run, each with its verdict."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("revision", "step", "tokens", "content", "std", "distance", "verdict"):
+        table.add_column(name, justify="right" if name in ("step", "tokens", "std", "distance") else "left")
+    for row in audited.itertuples():
+        numbers = ("" if pd.isna(value) else f"{value:.4g}" for value in (row.std, row.distance))
+        tokens = "" if pd.isna(row.tokens) else f"{row.tokens:,}"
+        verdict = f"{row.verdict}; {row.remark}" if row.remark else row.verdict
+        table.add_row(row.revision, f"{row.step:,}", tokens, row.content[:8], *numbers, verdict)
+    usable = int((audited["verdict"] == "ok").sum())
+    return Group(table, f"{usable} of {len(audited)} revisions are points of the run")
+
+
 def before_and_after(effects: pd.DataFrame) -> Table:
     """The outcome of `studies.audit.ablations`, four lines for each head and channel."""
     table = Table(box=None, pad_edge=False)

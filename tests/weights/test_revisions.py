@@ -6,11 +6,14 @@ The run is a random walk with a drift, small steps first, at labels spaced like 
 import json
 import shutil
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.weights import tiny
+from typer.testing import CliRunner
 
+from qkspectra.cli import app
 from qkspectra.errors import InputError
 from qkspectra.weights import open_model
 from qkspectra.weights.revisions import audited, revisions_of, table
@@ -205,3 +208,37 @@ def test_two_revisions_differ(published):
 def test_a_schedule_that_a_repository_lacks(published):
     with pytest.raises(InputError, match=r"141 of the 154 steps of the schedule pythia are missing"):
         audited(NAME, "pythia")
+
+
+def test_the_command(published, run, tmp_path):
+    put(run, 8, run / "step4000")
+    out = tmp_path / "revisions.csv"
+    result = CliRunner().invoke(app, ["revisions", str(run), "--out", str(out)])
+    assert (result.exit_code, result.stdout) == (0, "")
+    written = pd.read_csv(out)
+    assert list(written.columns) == [
+        "revision", "step", "tokens", "commit", "content", "std", "distance", "verdict", "remark",
+    ]  # fmt: skip
+    assert list(written["step"]) == list(STEPS)
+    result = CliRunner().invoke(app, ["revisions", NAME], env={"COLUMNS": "200"})
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == [f"step{step}" for step in STEPS]
+    assert lines[-1] == "13 of 13 revisions are points of the run"
+    result = CliRunner().invoke(app, ["revisions", NAME, "--schedule", "pythia"])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+
+
+def test_the_static_audit_of_a_revision_fetches_operators_alone(published, run, tmp_path):
+    tables = []
+    for model, options in ((NAME, []), (NAME, ["--download"]), (str(run), [])):
+        published.requests.clear()
+        out = tmp_path / "heads.csv"
+        command = ["audit", model, "--revision", "step64", "--static-only", *options, "--out", str(out)]
+        assert CliRunner().invoke(app, command).exit_code == 0
+        tables.append(pd.read_csv(out))
+        assert tables[-1]["previous_token"].isna().all()
+    by_ranges, whole, local = tables
+    pd.testing.assert_frame_equal(by_ranges, whole)
+    assert set(by_ranges["commit"]) == {published.refs[NAME]["step64"]}
+    assert set(by_ranges["revision"]) == {"step64"}
+    pd.testing.assert_frame_equal(by_ranges.drop(columns=["model", "commit"]), local.drop(columns=["model", "commit"]))

@@ -95,7 +95,8 @@ def audited(name: str, wanted: str | None = None, say: Say = lambda line: None) 
     step that is left. A trajectory moves little by little, at a pace that depends on how far its checkpoints lie apart:
 
         out of place: min(|x_t - x_s|, |x_u - x_t|) > DETOUR |x_u - x_s| for the neighbours s < t < u. Drift makes the
-            ratio 1/2, a random walk 0.7, and noise about a fixed point 1, whatever the spacing.
+            ratio 1/2, a random walk 0.7, and noise about a fixed point 1, whatever the spacing. (Where weights of a
+            later step stand under a label just before it, the one in between is what looks out of place.)
         does not continue A: between neighbours s < t lies a jump. Either they correlate by less than `UNRELATED` times
             1/sqrt(entries), as weights of unrelated runs do, or |x_t - x_s| exceeds `JUMP` times the median of what the
             three intervals before and after predict, each `d max(1, gap / its gap)`: motion grows at most in proportion
