@@ -203,6 +203,16 @@ class AuditSizes(_Sizes):
     controls: PositiveInt = Field(description="random heads ablated for comparison")
 
 
+class DynamicsSizes(_Sizes):
+    """Training runs, checkpoint by checkpoint."""
+
+    models: tuple[str, ...] = Field(description="Hub ids to measure; none: the shipped tables of the pocket models")
+    schedule: str | None = Field(description="of the checkpoints of a Hub id")
+    download: bool = Field(description="whether checkpoints of a Hub id are fetched whole, and run")
+    portraits: PositiveInt = Field(description="checkpoints of each run whose eigenvalues are kept")
+    checked: int = Field(ge=0, description="shipped models whose final weights are measured again")
+
+
 class ToySizes(_Sizes):
     """The toy laboratory."""
 
@@ -218,6 +228,7 @@ class Profile(_Sizes):
     seed: int
     gaussian_null: NullSizes
     audit: AuditSizes
+    dynamics: DynamicsSizes
     toy: ToySizes
 
 

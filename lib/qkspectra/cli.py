@@ -252,8 +252,8 @@ def train(
     unit = replace(training.condition(scheme, ban, layer, seeds, cap=cap), device=device)
     parts = training.split(unit, ensemble)
     store = Store(results)
-    with _progress() as progress, compute.workers(workers, scheduler) as executor:
-        compute.run(parts, store, executor, progress)
+    with _status() as say, compute.workers(workers, scheduler) as executor:
+        compute.run(parts, store, executor, _counted(say))
     if out is None:
         Console().print(tables.formed(training.formations([unit], store)))
     else:
@@ -276,9 +276,59 @@ def laboratory(
     from qkspectra.studies import laboratory as study
 
     store = Store(results)
-    with _progress() as progress:
-        study.run(store, seeds, workers, scheduler, progress)
+    with _status() as say:
+        study.run(store, seeds, workers, scheduler, _counted(say))
         study.publish(study.gather(store, seeds), out)
+
+
+@app.command()
+def dynamics(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Hub ids, or folders with subfolders step0, step1, …")
+    ],
+    schedule: Annotated[str | None, typer.Option(help="Take the steps of a schedule alone: pythia.")] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch checkpoints of the Hub whole, and run them as local ones are.")
+    ] = False,
+    seed: Seed = 0,
+    workers: Workers = 1,
+    scheduler: Scheduler = None,
+    results: Results = Path("results"),
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every head at every step to a .csv, .parquet or .json.")
+    ] = None,
+    ship: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the tables that the book reads, such as to book/data.")
+    ] = None,
+) -> None:
+    """Follow every head through training: spectrum and behaviour at every checkpoint.
+
+    Revisions that are not points of the run are named on standard error and left out. Of a Hub id only query and key
+    tensors are fetched, and behaviour is left empty, unless --download is given. A checkpoint that has been measured
+    is kept and never measured again: the same command continues where a stopped one was killed.
+    """
+    from rich.console import Console
+
+    from qkspectra import compute, tables
+    from qkspectra.store import Store
+    from qkspectra.studies import dynamics as study
+
+    if out is not None:
+        tables.check_path(out)
+    with _status() as say, compute.workers(workers, scheduler) as executor:
+        progress = _counted(say)
+        sizes = study.Sizes(seed=seed)
+        made = study.measured(
+            models, schedule, sizes, Store(results), executor, download=download, say=say, progress=progress
+        )
+    for point in study.refused(made["revisions"].table):
+        typer.echo(f"qkspectra: {point}", err=True)
+    if ship is not None:
+        study.publish(made, ship)
+    if out is not None:
+        tables.write(made["heads"].table, out)
+    if out is None and ship is None:
+        Console().print(tables.course(made["heads"].table))
 
 
 @contextmanager
@@ -290,11 +340,9 @@ def _status() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None]]:
-    """The same of units of work: how many are done, and the last of them."""
-    with _status() as say:
-        yield lambda done, total, label: say(f"{done} of {total} parts done" + (f": {label}" if label else ""))
+def _counted(say: Callable[[str], None]) -> Callable[[int, int, str], None]:
+    """Says how many units of work are done, and the last of them."""
+    return lambda done, total, label: say(f"{done} of {total} parts done" + (f": {label}" if label else ""))
 
 
 def main() -> None:

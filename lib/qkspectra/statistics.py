@@ -31,6 +31,21 @@ def formation(accuracy: Float[np.ndarray, " evaluations"], threshold: float, per
     return None
 
 
+def lasting(condition: Bool[np.ndarray, " evaluations"], count: int | None = None) -> int | None:
+    """Index of the first of `count` evaluations in a row at which the condition holds, `None` where there is none.
+
+    Without a count, from which it holds to the end.
+
+    >>> lasting(np.array([True, True, False, True, True])), lasting(np.array([True, True, False, True]), 2)
+    (3, 0)
+    """
+    if count is not None:
+        return formation(condition.astype(np.float64), 1.0, count)
+    failures = np.flatnonzero(~condition)
+    start = int(failures[-1]) + 1 if len(failures) else 0
+    return start if start < len(condition) else None
+
+
 @dataclass(frozen=True)
 class Paired:
     """A paired comparison of positive quantities, on their logarithms.
@@ -157,6 +172,29 @@ def bootstrap_interval(
         (values,), function, n_resamples=10_000, confidence_level=level, method="percentile", rng=seed
     )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def lower_median(values: Float[np.ndarray, " n"]) -> float:
+    """The median, or the lower of the two values in the middle: an observed value, even where some are infinite."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def nested_median(
+    groups: Sequence[Float[np.ndarray, " members"]], level: float = 0.95, samples: int = 4000, seed: int = 0
+) -> tuple[float, float, float]:
+    """`lower_median` of all values, and its bootstrap interval: groups are drawn with replacement, then their members.
+
+    Infinite values, events that never happened, count as late.
+    """
+    rng = np.random.default_rng(seed)
+    count = len(groups)
+    drawn = []
+    for _ in range(samples):
+        chosen = [groups[i] for i in rng.integers(count, size=count)]
+        drawn.append(lower_median(np.concatenate([rng.choice(group, len(group)) for group in chosen])))
+    tail = (1 - level) / 2
+    low, high = np.quantile(drawn, [tail, 1 - tail], method="inverted_cdf")
+    return lower_median(np.concatenate(groups)), float(low), float(high)
 
 
 def log_rank(

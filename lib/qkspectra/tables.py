@@ -16,6 +16,8 @@ from qkspectra.verify import Agreement
 FORMATS = (".csv", ".parquet", ".json")
 SHOWN = 8
 """Heads listed in each part of a terminal table."""
+LINES = 12
+"""Checkpoints listed of a training run, at most, the last among them."""
 
 
 def check_path(path: Path) -> None:
@@ -177,6 +179,32 @@ def formed(runs: pd.DataFrame) -> Table:
     medians = [f"{by_threshold['step'][t].astype(float).median():g}" for t in thresholds]
     table.add_row("median", *medians, style="bold")
     return table
+
+
+def course(heads: pd.DataFrame) -> Group:
+    """The outcome of `studies.dynamics`, a table a model: a line for each of at most `LINES` checkpoints."""
+    shown: list[RenderableType] = []
+    for model, run in heads.groupby("model", sort=False):
+        table = Table(box=None, pad_edge=False, title=f"{model}: {run['scheme'].iloc[0]}", title_justify="left")
+        for heading in ("step", "prev", "induct", "loss 1st", "loss 2nd", "eig-rot", "z lowest", "z highest"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        steps = sorted(run["step"].unique(), reverse=True)
+        for step in steps[:: -(-len(steps) // LINES)][::-1]:
+            now = run[run["step"] == step]
+            z = now["z_eigen_rotation"]
+            cells = (
+                (now["previous_token"].max(), ".3f"),
+                (now["induction"].max(), ".3f"),
+                (now["loss_first"].iloc[0], ".2f"),
+                (now["loss_second"].iloc[0], ".2f"),
+                (now["eigen_rotation"].median(), ".3f"),
+                (z.min(), ".1f"),
+                (z.max(), ".1f"),
+            )
+            table.add_row(str(step), *(_cell(value, form) for value, form in cells))
+        shown.append(table)
+    note = "prev, induct: the strongest head; eig-rot: the median; z: standard deviations from the Gaussian null"
+    return Group(*shown, note)
 
 
 def _cell(value: float, form: str) -> str:

@@ -97,7 +97,7 @@ def test_stored_results_are_computed_once_and_told_apart(tiny_llama, tmp_path, m
 
 def test_every_module_that_reads_weights_is_part_of_the_address():
     package = Path(static.__file__).parents[1] / "weights"
-    named = {Path(module.__file__) for module in static._SOURCES}
+    named = {Path(module.__file__) for module in static.SOURCES}
     fetching = {"catalogue", "hub", "sources", "wheels", "unsupported", "__init__"}
     assert {path.stem for path in set(package.rglob("*.py")) - named} <= fetching
 

@@ -19,10 +19,11 @@ from qkspectra.weights import families, gguf, layout, model, reader, rotary, run
 from qkspectra.weights.families import absolute, alibi, common, fused, rope
 from qkspectra.weights.model import Weights
 
-_SOURCES = (
+SOURCES = (
     *(attention, behaviour, channels, intervene, null, operators, scores, spectrum, audit),
     *(families, gguf, layout, model, reader, rotary, running, absolute, alibi, common, fused, rope),
 )
+"""Modules whose text decides what an audit finds."""
 
 Heads = list[tuple[int, int]]
 
@@ -30,7 +31,7 @@ Heads = list[tuple[int, int]]
 def stored(store: Store, study: Callable[..., pd.DataFrame], weights: Weights, **parameters: Any) -> pd.DataFrame:
     """`study(weights, **parameters)`, computed once per content of the weights, parameters and text of the code."""
     about = {"model": weights.source.name, "content": weights.source.content_hash, **parameters}
-    address = Address(study.__name__, about, source_hash(*_SOURCES))
+    address = Address(study.__name__, about, source_hash(*SOURCES))
     return store.cached(address, lambda: study(weights, **parameters), seeds=[parameters["seed"]]).table
 
 
