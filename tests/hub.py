@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,7 +32,7 @@ class Fault:
 
     Attributes:
         kind: a status to answer with; `reset` closes the connection half-way; `short` states and sends half of the
-            range, `long` a byte more; `whole` ignores the range; `corrupt` changes a byte; `drip` sends a few bytes
+            range, `long` a byte more; `whole` ignores the range; `corrupt` changes the first byte; `drip` sends a few bytes
             a second.
         path: what the path or the file's name ends in.
         times: how often, before all is well again.
@@ -84,7 +85,7 @@ class Hub:
         """Makes `files`, or a folder's files, the state of a revision; returns its commit."""
         if isinstance(files, Path):
             files = {file.name: file.read_bytes() for file in files.iterdir()}
-        listing = "".join(f"{path} {hashlib.sha256(data).hexdigest()}\n" for path, data in sorted(files.items()))
+        listing = "".join(f"{path} {_sha256(data)}\n" for path, data in sorted(files.items()))
         commit = hashlib.sha1(f"{name} {revision}\n{listing}".encode()).hexdigest()
         self.commits[commit] = dict(files)
         self.refs.setdefault(name, {})[revision] = commit
@@ -141,8 +142,7 @@ class Hub:
         with self.lock:
             self._signatures += 1
             signed = f"{self.storage}/storage/{commit}/{file}?signature={self._signatures}"
-        digest = hashlib.sha256(data).hexdigest()
-        headers |= {"Location": signed, "X-Linked-ETag": f'"{digest}"', "X-Linked-Size": str(len(data))}
+        headers |= {"Location": signed, "X-Linked-ETag": f'"{_sha256(data)}"', "X-Linked-Size": str(len(data))}
         return HTTPStatus.FOUND, headers, b"", file
 
     def _stored(self, commit: str, file: str, signature: str) -> tuple[HTTPStatus, dict[str, str], bytes, str]:
@@ -162,6 +162,12 @@ def _json(value: object) -> tuple[HTTPStatus, dict[str, str], bytes, str]:
     return HTTPStatus.OK, {"Content-Type": "application/json"}, json.dumps(value).encode(), ""
 
 
+@cache
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@cache
 def _blob(data: bytes) -> str:
     """Git's name for the content of a file."""
     return hashlib.sha1(b"blob %d\0%b" % (len(data), data)).hexdigest()
@@ -170,7 +176,7 @@ def _blob(data: bytes) -> str:
 def _large(path: str, data: bytes, name: str) -> dict[str, object]:
     if not path.endswith(LARGE):
         return {}
-    return {"lfs": {name: hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}}
+    return {"lfs": {name: _sha256(data), "size": len(data), "pointerSize": 130}}
 
 
 def _sibling(path: str, data: bytes) -> dict[str, object]:
@@ -215,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers = headers | {"Content-Range": f"bytes {start}-{stop}/{len(body)}"}
             status, body = HTTPStatus.PARTIAL_CONTENT, body[start : stop + 1]
         if kind == "corrupt":
-            body = body[:-1] + bytes([body[-1] ^ 1])
+            body = bytes([body[0] ^ 1]) + body[1:]
         elif kind == "short":
             body = body[: len(body) // 2]
         elif kind == "long":

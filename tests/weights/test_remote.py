@@ -74,7 +74,8 @@ def test_what_a_layer_will_read_is_known_beforehand(case):
     model = tiny.build(case)
     tensors = Recorded({name: tensor.detach() for name, tensor in model.state_dict().items()})
     families.read_layer(model.config, tensors, 1)
-    assert families.read_names(model.config, tensors, 1) == tensors.asked != []
+    layout = families.model_layout(model.config)
+    assert families.read_names(model.config, tensors, 1, layout) == tensors.asked != []
 
 
 def test_layers_are_those_of_the_file_and_little_else_is_fetched(server, neox, grouped):
@@ -197,7 +198,7 @@ def test_what_passes_is_waited_for(server, grouped, monkeypatch, waits, fault, w
         ("drip", "GET", r"broke off 5 times \(too slow, or too short\): try again later"),
         ("short", "GET", r"broke off 5 times \(too slow, or too short\): try again later"),
         ("long", "GET", "sends more than was asked for: read it whole, with --download"),
-        ("whole", "GET", "answers bytes 0 to 7 with 200 and no range: read it whole, with --download"),
+        ("whole", "GET", "answers bytes 0 to .* with 200 and no range: read it whole, with --download"),
         ("corrupt", "GET", "has a header that does not describe it: the file is damaged"),
     ],
 )

@@ -38,7 +38,7 @@ class Weights:
         Raises:
             InputError: no such layer, or tensors that are missing, damaged or at odds with the configuration.
         """
-        return families.read_layer(self.config, self.tensors, index)
+        return families.read_layer(self.config, self.tensors, index, self.layout)
 
     def load(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The running model in `dtype`, in evaluation mode, with eager attention.
@@ -88,5 +88,5 @@ def open_model(name: str, revision: str | Revision | None = None, *, ranges: boo
             f"{name} holds {deepest + 1} layers, its config.json says {layout.n_layers}: they do not match"
         )
     if isinstance(tensors, RemoteTensors):
-        tensors.expect([families.read_names(config, tensors, layer) for layer in range(layout.n_layers)])
+        tensors.expect([families.read_names(config, tensors, layer, layout) for layer in range(layout.n_layers)])
     return Weights(source, config, layout, tensors)

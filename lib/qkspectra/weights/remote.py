@@ -31,7 +31,8 @@ AHEAD = 64 << 20
 """Bytes that are read ahead of what is asked for, beside those of the next group."""
 
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_LONGEST_HEADER = 100_000_000
+# A header is read in one go where it is as short as most are, and where what is read too much is next to nothing.
+_USUAL_HEADER, _LONGEST_HEADER = 1 << 16, 100_000_000
 
 
 @dataclass(frozen=True)
@@ -172,11 +173,14 @@ def _header(file: str, ranges: Ranges) -> list[tuple[str, _Entry]]:
     size = ranges.listed.size
     if size < 8:
         raise damaged
-    length = int.from_bytes(ranges.read(0, 8), "little")
+    start = ranges.read(0, min(size, max(8, min(size // 512, _USUAL_HEADER))))
+    length = int.from_bytes(start[:8], "little")
     if not 0 < length <= min(_LONGEST_HEADER, size - 8):
         raise damaged
+    if len(start) < 8 + length:
+        start += ranges.read(len(start), 8 + length)
     try:
-        fields = json.loads(ranges.read(8, 8 + length))
+        fields = json.loads(start[8 : 8 + length])
         entries = [
             (
                 name,

@@ -267,9 +267,9 @@ def _without_strays(points: list[Audited], chain: list[int], links: list[_Link],
 
 def _sketch(weights: Weights) -> Float64[Tensor, " entries"]:
     """The first `SKETCH` entries, by whole rows, of every matrix that queries and keys are read from."""
-    tensors = weights.tensors
-    layers = range(weights.layout.n_layers)
-    read = [name for layer in layers for name in families.read_names(weights.config, tensors, layer)]
+    tensors, layout = weights.tensors, weights.layout
+    layers = range(layout.n_layers)
+    read = [name for layer in layers for name in families.read_names(weights.config, tensors, layer, layout)]
     shapes = {name: tensors.shape(name) for name in read}
     with ThreadPoolExecutor(8) as pool:
         parts = [

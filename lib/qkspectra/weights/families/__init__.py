@@ -55,14 +55,20 @@ def model_layout(config: Config) -> ModelLayout:
     return family.layout(config)
 
 
-def read_layer(config: Config, tensors: Tensors, layer: int) -> LayerQK:
+def read_layer(config: Config, tensors: Tensors, layer: int, layout: ModelLayout | None = None) -> LayerQK:
     """Queries and keys of one attention layer; only its own tensors are read.
+
+    Args:
+        config: of the model.
+        tensors: of the model.
+        layer: from 0.
+        layout: what `model_layout` says of the configuration, where that is known already.
 
     Raises:
         InputError: an unsupported family, no such layer, or tensors that are missing, damaged or at odds with the
             configuration.
     """
-    layout = model_layout(config)
+    layout = layout or model_layout(config)
     if not 0 <= layer < layout.n_layers:
         raise InputError(f"there is no layer {layer}: the model has layers 0 to {layout.n_layers - 1}")
     family = family_of(config.model_type)
@@ -72,11 +78,11 @@ def read_layer(config: Config, tensors: Tensors, layer: int) -> LayerQK:
     return read
 
 
-def read_names(config: Config, tensors: Tensors, layer: int) -> list[str]:
+def read_names(config: Config, tensors: Tensors, layer: int, layout: ModelLayout) -> list[str]:
     """The tensors that `read_layer` reads, in its order, told by having it read tensors without content."""
     shapes = _Shapes(tensors)
     family = family_of(config.model_type)
-    family.read(config, model_layout(config), LayerTensors(shapes, family, layer))
+    family.read(config, layout, LayerTensors(shapes, family, layer))
     return list(dict.fromkeys(shapes.asked))
 
 
