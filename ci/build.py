@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 from filelock import FileLock
 
-from ci import gates, render, stage
+from ci import citation, gates, launch, render, stage
 from ci.execute import execute, is_notebook, with_outputs
 from ci.failure import BuildError
 from ci.text import substitute
@@ -26,34 +26,57 @@ CODE = Path(__file__).resolve().parent
 ROOT = CODE.parent
 
 
-def stage_book(root: Path, build: Build, output: Path, scheduler: str = "") -> Path:
+def stage_book(root: Path, build: Build, output: Path, pdf: bool, scheduler: str = "") -> Path:
     """Execute what must be executed, given the address of a Dask cluster there, and write the staging folder."""
     staging = output / "staging"
     shutil.rmtree(staging, ignore_errors=True)
     (staging / "book").mkdir(parents=True)
+    downloads = staging / "downloads"
+    (downloads / "notebooks").mkdir(parents=True)
+    repository = stage.repository(root)
+    sources = stage.pages(root)
+    where = {"scheduler": scheduler} if scheduler else None
+    executed = {
+        source.stem: execute(root, source, {"profile": build.profile}, output / "executed", build.device, where)
+        for source in sources
+        if is_notebook(source)
+    }
+    notebooks = {
+        source.stem: with_outputs(source, executed[source.stem] / f"{source.stem}.ipynb")
+        for source in sources
+        if source.stem in executed
+    }
+    recorded = {name: stage.recorded(notebook, name)[0] for name, notebook in notebooks.items()}
+    shared = {f"{name}/{key}": value for name, values in recorded.items() for key, value in values.items()}
+    shared["build_bibtex"] = citation.bibtex(root / "CITATION.cff", build)
+
     documents = {}
     faults = []
-    for source in stage.pages(root):
-        if not is_notebook(source):
-            markdown = substitute(source.read_text(encoding="utf-8"), build.values, source.name)
-            documents[source.name] = markdown
-            (staging / "book" / source.name).write_text(stage.stamped(markdown, build, source.name), encoding="utf-8")
-            continue
-        where = {"scheduler": scheduler} if scheduler else None
-        executed = execute(root, source, {"profile": build.profile}, output / "executed", build.device, where)
-        notebook = with_outputs(source, executed / f"{source.stem}.ipynb")
+    for source in sources:
+        name = source.stem
+        links = stage.page_links(repository, name, build, notebook=name in notebooks, pdf=pdf)
         try:
-            staged = stage.staged_notebook(notebook, build, source.name)
+            if name not in notebooks:
+                markdown = substitute(source.read_text(encoding="utf-8"), shared | build.values, source.name)
+                documents[source.name] = markdown
+                page = stage.stamped(markdown, build, source.name, links)
+                (staging / "book" / source.name).write_text(page, encoding="utf-8")
+                continue
+            data = stage.copy_figures(executed[name] / "figures", staging / "book" / "figures", downloads / "data")
+            staged = stage.staged_notebook(notebooks[name], build, source.name, shared, links, data)
+            kept = stage.download(notebooks[name], shared | build.values | recorded[name], build, source.name)
         except BuildError as problem:
             faults.append(str(problem))
             continue
         documents[source.name] = "\n\n".join(cell.source for cell in staged.cells if cell.cell_type == "markdown")
-        nbformat.write(staged, staging / "book" / f"{source.stem}.ipynb")
-        stage.copy_figures(executed / "figures", staging / "book" / "figures")
+        nbformat.write(staged, staging / "book" / f"{name}.ipynb")
+        kept = launch.prepared(kept, repository, build.commit) if repository else kept
+        nbformat.write(kept, downloads / "notebooks" / f"{name}.ipynb")
     BuildError.unless_empty(faults + stage.reference_faults(documents))
     shutil.copyfile(root / "book" / "references.bib", staging / "book" / "references.bib")
     shutil.copyfile(root / "_toc.yml", staging / "_toc.yml")
     shutil.copytree(CODE / "latex", staging / "latex")
+    (staging / "latex" / "abstract.txt").write_text(stage.abstract(root, shared | build.values), encoding="utf-8")
     shutil.copytree(CODE / "html", staging / "html")
     render.copy_mathjax(staging / "html" / "mathjax")
     (staging / "_config.yml").write_text(stage.configuration(root, build), encoding="utf-8")
@@ -81,9 +104,9 @@ def publish(made: Path, target: Path) -> None:
 
 
 def build_book(root: Path, profile: str, output: Path, pdf: bool, scheduler: str = "") -> None:
-    """Build into `output`: `html/` and, if `pdf`, `fingerprint-not-blueprint.pdf`."""
+    """Build into `output`: `html/` and, if `pdf`, `fingerprint-not-blueprint.pdf` and its LaTeX source."""
     build = identify(root, profile)
-    staging = stage_book(root, build, output, scheduler)
+    staging = stage_book(root, build, output, pdf, scheduler)
     expected = [source.stem for source in stage.pages(root)]
     built = output / "built.json"
     state = {"inputs": digest(root, staging), "pdf": pdf}
@@ -98,9 +121,12 @@ def build_book(root: Path, profile: str, output: Path, pdf: bool, scheduler: str
         latex = pool.submit(render.jupyter_book, staging, output / "work-pdf", "pdflatex", build.epoch) if pdf else None
         html_folder = html.result()
         latex_folder = latex.result() if latex else None
+    if latex_folder:  # a copy, for every page links to it
+        shutil.copyfile(latex_folder / f"{render.DOCUMENT}.pdf", html_folder / f"{render.DOCUMENT}.pdf")
     BuildError.unless_empty(gates.faults(html_folder, latex_folder, expected, build))
     publish(html_folder, output / "html")
     if latex_folder:
+        render.bundle(latex_folder, output / f"{render.DOCUMENT}-latex.tar.gz", build.epoch)
         os.replace(latex_folder / f"{render.DOCUMENT}.pdf", output / f"{render.DOCUMENT}.pdf")
     built.write_text(json.dumps(state))
 

@@ -1,11 +1,13 @@
 """Run Jupyter Book over the staging folder, once for HTML and once for PDF."""
 
+import gzip
 import importlib.metadata
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from ci.failure import BuildError
@@ -30,6 +32,30 @@ def copy_mathjax(target: Path) -> None:
         (target / part).parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (source / part).is_dir() else shutil.copyfile
         copy(source / part, target / part)
+
+
+def bundle(latex: Path, target: Path, epoch: int) -> None:
+    """Pack what LaTeX needs to make the PDF, and nothing it made, into one archive; equal sources give equal bytes."""
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.mtime, member.mode = epoch, 0o644
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return member
+
+    made = {
+        f"{DOCUMENT}{suffix}" for suffix in (".aux", ".fdb_latexmk", ".fls", ".log", ".out", ".pdf", ".toc", ".xdv")
+    }
+    part = target.with_name(f".{target.name}.part")
+    with (
+        part.open("wb") as stream,
+        gzip.GzipFile(filename="", mode="wb", fileobj=stream, mtime=epoch) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for path in sorted(latex.iterdir()):
+            if path.name not in made and path.is_file():
+                archive.add(path, f"{DOCUMENT}/{path.name}", filter=plain)
+    os.replace(part, target)
 
 
 def jupyter_book(staging: Path, output: Path, builder: str, epoch: int) -> Path:

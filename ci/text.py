@@ -1,12 +1,13 @@
 """The text of a chapter: values put in, and what authors must not leave in it."""
 
 import re
+from collections.abc import Collection
 
 from ci.failure import BuildError
 from qkspectra.book import format_value
 from qkspectra.errors import InputError
 
-PLACE = re.compile(r"\{\{ ([a-z][a-z0-9_]*)(?::([^\s{}]+))? \}\}")
+PLACE = re.compile(r"\{\{ ((?:[a-z][a-z0-9-]*/)?[a-z][a-z0-9_]*)(?::([^\s{}]+))? \}\}")
 FENCE = re.compile(
     r"^(?P<ticks>`{3,}|:{3,})(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=ticks)[ \t]*$", re.MULTILINE | re.DOTALL
 )
@@ -19,11 +20,13 @@ NARROW = 20
 """Characters up to which a column of text is not wrapped in the PDF."""
 CROWDED = 6
 """Columns up to which a table of the PDF is set in the size of the text."""
+WORDY = 2
+"""Columns of running text up to which the same holds."""
 LABEL = re.compile(r"\b(?:fig|tab)-[a-z0-9-]+")
 
 
 def substitute(text: str, values: dict, where: str) -> str:
-    """`text` with every `{{ key }}` and `{{ key:format }}` replaced.
+    """`text` with every `{{ key }}` and `{{ key:format }}` replaced; `{{ chapter/key }}` is another chapter's value.
 
     Raises:
         BuildError: a key without a value, a format that does not fit, or double braces that are no place for a value.
@@ -83,6 +86,22 @@ def labels(text: str) -> tuple[set[str], set[str]]:
     return defined, referred
 
 
+def with_data(text: str, figures: Collection[str]) -> str:
+    """`text` with links to the numbers behind each of `figures`, right under it; the PDF has no such line."""
+
+    def append(match: re.Match) -> str:
+        name = match["info"].removeprefix("{figure}").strip().removeprefix("figures/").removesuffix(".*")
+        if not match["info"].startswith("{figure}") or name not in figures:
+            return match[0]
+        links = " · ".join(
+            f'<a href="../data/{name}.{suffix}" download>{label}</a>'
+            for suffix, label in (("csv", "CSV"), ("parquet", "Parquet"))
+        )
+        return f'{match[0]}\n\n```{{raw}} html\n<p class="figure-data">Numbers of this figure: {links}</p>\n```'
+
+    return FENCE.sub(append, text)
+
+
 def table_markdown(table: dict) -> str:
     """A numbered MyST table, from what `qkspectra.book.table` recorded; `tabularcolumns` aligns it in the PDF."""
 
@@ -103,6 +122,6 @@ def table_markdown(table: dict) -> str:
         f"```{{tabularcolumns}} {spec}\n```\n\n"
         f":::{{table}} {table['caption']}\n:name: {table['name']}\n:align: center\n\n{body}\n:::\n"
     )
-    if len(table["headings"]) > CROWDED:
+    if len(table["headings"]) > CROWDED or sum(wide) > WORDY:
         return f"```{{raw}} latex\n\\crowded\n```\n\n{markdown}\n```{{raw}} latex\n\\endcrowded\n```\n"
     return markdown

@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -42,13 +43,13 @@ def digest(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("kind", ["line", "portraits", "null_draws", "kernels"])
 def test_equal_figures_give_equal_files(tmp_path, kind):
     for folder in ("one", "two"):
-        figures.save(draw(kind), f"theory-{kind}", tmp_path / folder)
+        figures.save(draw(kind), f"theory-{kind}", folder=tmp_path / folder)
     assert set(digest(tmp_path / "one")) == {f"theory-{kind}.svg", f"theory-{kind}.pdf"}
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
 
 
 def test_pdf_holds_outlines_and_no_date(tmp_path):
-    figures.save(line(), "line", tmp_path)
+    figures.save(line(), "line", folder=tmp_path)
     pdf, svg = (tmp_path / "line.pdf").read_bytes(), (tmp_path / "line.svg").read_text()
     assert b"/Type3" not in pdf
     assert b"/TrueType" in pdf or b"/CIDFontType2" in pdf
@@ -57,12 +58,12 @@ def test_pdf_holds_outlines_and_no_date(tmp_path):
 
 
 def test_a_failed_save_leaves_nothing_behind(tmp_path):
-    figures.save(line(), "line", tmp_path)
+    figures.save(line(), "line", folder=tmp_path)
     before = digest(tmp_path)
     broken = line()
     broken.axes[0].set_title("$\\unknown{$")
     with pytest.raises(ValueError, match="unknown"):
-        figures.save(broken, "line", tmp_path)
+        figures.save(broken, "line", folder=tmp_path)
     assert digest(tmp_path) == before
 
 
@@ -72,3 +73,12 @@ def test_portraits_put_an_evenly_filled_disc_in_the_unit_circle():
     figure = figures.portraits([Portrait("disc", disc)], disc)
     points = figure.axes[0].lines[-1]
     assert max(abs(complex(*point)) for point in points.get_xydata()) == pytest.approx(1, abs=0.01)
+
+
+def test_the_numbers_behind_a_figure_lie_beside_it(tmp_path):
+    heads = [Portrait("a", spectrum(0)), Portrait("b", spectrum(1))]
+    numbers = figures.points(heads)
+    figures.save(figures.portraits(heads, spectrum(2)), "pair", numbers, tmp_path)
+    assert list(numbers["head"].unique()) == ["a", "b"]
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "pair.csv"), numbers)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "pair.parquet"), numbers)

@@ -85,9 +85,8 @@ from IPython.display import display
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from qkspectra.errors import InputError
+from qkspectra.mime import HTML_MIME, TABLE_MIME, VALUES_MIME
 
-VALUES_MIME = "application/vnd.qkspectra.values+json"
-TABLE_MIME = "application/vnd.qkspectra.table+json"
 EMPTY = "–"
 TABLE_ROWS = 30
 """More fill a page of the PDF, and LaTeX sets them in another kind of table."""
@@ -181,6 +180,11 @@ def table(frame: pd.DataFrame, name: str, caption: str, columns: Mapping[str, tu
     display(
         {TABLE_MIME: content, "text/plain": preview.to_string(), "text/html": preview.to_html(index=False)}, raw=True
     )
+
+
+def html(markup: str) -> None:
+    """Put HTML here, as it is; the PDF has nothing in its place."""
+    display({HTML_MIME: markup, "text/plain": "(only in HTML)"}, raw=True)
 
 
 class _Sizes(BaseModel):

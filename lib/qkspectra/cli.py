@@ -192,6 +192,35 @@ def revisions(
 
 
 @app.command()
+def report(
+    model: Model,
+    revision: Revision = None,
+    static_only: Annotated[
+        bool, typer.Option("--static-only", help="From the weights alone, for a model that cannot be run.")
+    ] = False,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page, a .html file; by default named after the model.")
+    ] = None,
+) -> None:
+    """Write a page about a model that needs no other file: figures, strongest heads, ablation, every head to explore.
+
+    A .csv file of the same name gets every head with the columns of `audit`.
+    """
+    from qkspectra import report as page
+    from qkspectra.weights import open_model
+
+    out = out or Path(f"{Path(model).resolve().name}.html")
+    page.check_path(out)
+    weights = open_model(model, revision)
+    with _status() as say:
+        made = page.report(weights, seed=seed, static_only=static_only, say=say)
+    page.write(made, out)
+    typer.echo(out)
+    typer.echo(out.with_suffix(".csv"))
+
+
+@app.command()
 def ablate(
     model: Model,
     layer: Annotated[int, typer.Option(help="Layer of the head, from 0.")],

@@ -3,18 +3,25 @@
 Importing this module sets Matplotlib's style for the process, so that every figure of the book looks alike.
 """
 
-import os
-import tempfile
+import base64
+import io
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from jaxtyping import Complex128, Float64
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
+
+from qkspectra import tables
+from qkspectra.mime import FIGURE_MIME
+from qkspectra.store import replacing
 
 WIDTH = 6.3
 """Inches across the text of the PDF: at this width a figure is neither shrunk there nor on the page of the browser."""
@@ -45,20 +52,37 @@ matplotlib.rcParams.update(
 )
 
 
-def save(figure: Figure, name: str, folder: Path = Path("figures")) -> None:
+def save(figure: Figure, name: str, data: pd.DataFrame | None = None, folder: Path = Path("figures")) -> None:
     """Write `<folder>/<name>.svg` for HTML and `<folder>/<name>.pdf` for LaTeX; equal figures give equal files.
 
-    Each file is complete or absent, whatever interrupts the writing.
+    Each file is complete or absent, whatever interrupts the writing. In a notebook the figure is shown as well, and the
+    book puts it where the text says instead.
+
+    Args:
+        data: the numbers behind the figure, written beside it as `.csv` and `.parquet`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     for suffix, dates in (("svg", ["Date"]), ("pdf", ["CreationDate", "ModDate"])):
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=f".{suffix}")
-        os.close(handle)
-        try:
-            figure.savefig(temporary, bbox_inches="tight", pad_inches=0.02, metadata=dict.fromkeys(dates))
-            os.replace(temporary, folder / f"{name}.{suffix}")
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        with replacing(folder / f"{name}.{suffix}") as temporary:
+            _draw(figure, temporary, suffix, metadata=dict.fromkeys(dates))
+    if data is not None:
+        for suffix in (".csv", ".parquet"):
+            tables.write(data, folder / f"{name}{suffix}")
+    if "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
+        picture = io.BytesIO()
+        _draw(figure, picture, "png", dpi=100)
+        shown = {FIGURE_MIME: name, "image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": name}
+        sys.modules["IPython"].display.display(shown, raw=True)
+
+
+def svg(figure: Figure) -> bytes:
+    """The figure as SVG; equal figures give equal bytes."""
+    picture = io.BytesIO()
+    _draw(figure, picture, "svg", metadata={"Date": None})
+    return picture.getvalue()
+
+
+def _draw(figure: Figure, target: Path | io.BytesIO, kind: str, **how: Any) -> None:
+    figure.savefig(target, format=kind, bbox_inches="tight", pad_inches=0.02, **how)
 
 
 @dataclass(frozen=True)
@@ -95,6 +119,15 @@ def portraits(heads: Sequence[Portrait], null: Complex128[Tensor, " points"]) ->
         axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", title=head.title, xlabel=r"Re $\lambda$")
     panels[0].set_ylabel(r"Im $\lambda$")
     return figure
+
+
+def points(heads: Sequence[Portrait]) -> pd.DataFrame:
+    """The numbers of `portraits`, without the null: `head`, `real`, `imag`, one row an eigenvalue."""
+    parts = [(head.title, _unit(head.eigenvalues)) for head in heads]
+    return pd.concat(
+        [pd.DataFrame({"head": title, "real": values.real, "imag": values.imag}) for title, values in parts],
+        ignore_index=True,
+    )
 
 
 def _unit(eigenvalues: Complex128[Tensor, " points"]) -> np.ndarray:

@@ -37,6 +37,7 @@ class Portrait:
         null: the same of heads of the null.
         offsets: columns `offset` and `attention`, from `studies.audit.offsets`.
         colour: of its role.
+        energy: columns `even` and `odd`, a row a frequency, from `explorer.frequencies`; `None` without any.
     """
 
     title: str
@@ -44,12 +45,23 @@ class Portrait:
     null: Complex128[Tensor, " points"]
     offsets: pd.DataFrame
     colour: str
+    energy: pd.DataFrame | None = None
 
 
 def portraits(heads: Sequence[Portrait]) -> Figure:
-    """A column a head: eigenvalues in the complex plane over those of the null; below, mean attention by offset."""
-    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
-    above, below = figure.subplots(2, len(heads), height_ratios=(3, 2), squeeze=False)
+    """A column a head: eigenvalues in the complex plane over those of the null; below, mean attention by offset.
+
+    Where every head has an energy by frequency, it stands below these: the even part, and the phase as crosses.
+    """
+    spread = all(head.energy is not None for head in heads)
+    figure = Figure(figsize=(WIDTH, 4.3 if spread else 3.6), layout="constrained")
+    above, below, *last = figure.subplots(2 + spread, len(heads), height_ratios=(3, 2, 2)[: 2 + spread], squeeze=False)
+    for axes, head in zip(last[0], heads, strict=True) if last else ():
+        axes.plot(head.energy["even"], ".", color=GREY, markersize=3)
+        axes.plot(head.energy["odd"], "x", color=head.colour, markersize=3)
+        axes.set(xlabel="frequency", ylim=(0, None))
+    if last:
+        last[0][0].set_ylabel("energy")
     circle = np.exp(1j * np.linspace(0, 2 * np.pi, 200))
     for plane, profile, head in zip(above, below, heads, strict=True):
         reach = 1.1 * max(1.1, head.eigenvalues.abs().max().item())
@@ -63,6 +75,25 @@ def portraits(heads: Sequence[Portrait]) -> Figure:
     for axes in (*above[1:], *below[1:]):
         axes.set_ylabel("")
     return figure
+
+
+def points(heads: Sequence[Portrait]) -> pd.DataFrame:
+    """The numbers of `portraits`, without the null: `head`, `part`, `x`, `y`.
+
+    `part` is `eigenvalues` (real and imaginary part), `attention` (positions back and attention), `even` or `phase`
+    (number of the frequency and share of the energy).
+    """
+    parts = []
+    for head in heads:
+        values = head.eigenvalues.numpy()
+        parts.append(pd.DataFrame({"head": head.title, "part": "eigenvalues", "x": values.real, "y": values.imag}))
+        back = {"x": head.offsets["offset"].astype(float), "y": head.offsets["attention"]}
+        parts.append(pd.DataFrame({"head": head.title, "part": "attention", **back}))
+        if head.energy is not None:
+            for part, column in (("even", "even"), ("phase", "odd")):
+                share = {"x": head.energy.index.astype(float), "y": head.energy[column]}
+                parts.append(pd.DataFrame({"head": head.title, "part": part, **share}))
+    return pd.concat(parts, ignore_index=True)
 
 
 def population(

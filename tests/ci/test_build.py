@@ -4,9 +4,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 from bs4 import BeautifulSoup
 
 from ci import build, gates, render
@@ -21,7 +23,10 @@ def sample_tree(folder, rootpath):
     """A tree that holds the sample book, configured as the real one is."""
     tree = folder / "tree"
     shutil.copytree(SAMPLE, tree)
-    shutil.copyfile(rootpath / "_config.yml", tree / "_config.yml")
+    shutil.copyfile(rootpath / "CITATION.cff", tree / "CITATION.cff")
+    config = yaml.safe_load((rootpath / "_config.yml").read_text())
+    config["abstract"] = "Of {{ first/count }} heads."
+    (tree / "_config.yml").write_text(yaml.safe_dump(config, sort_keys=False))
     (tree / "lib").mkdir()
     (tree / "requirements.lock").write_text("")
     return tree
@@ -77,7 +82,36 @@ def test_parameters_and_bookkeeping_are_not_shown(sample, pdf_text):
     for text in (page(sample[1], "first").get_text(), pdf_text):
         assert 'profile = "' not in text
         assert "# Parameters" not in text
-        assert "import matplotlib.pyplot" in text
+
+
+def test_code_is_folded_in_html_and_left_out_of_the_pdf(sample, pdf_text):
+    [folded] = [block for block in page(sample[1], "first").select("details") if "pyplot" in block.get_text()]
+    assert "open" not in folded.attrs
+    assert "pyplot" not in pdf_text
+
+
+def test_the_pdf_opens_with_an_abstract_and_has_bookmarks(sample, pdf_text):
+    assert "Abstract. Of 64 heads." in pdf_text
+    outline = (sample[1] / "work-pdf" / "_build" / "latex" / f"{render.DOCUMENT}.out").read_text()
+    assert outline.count("\\BOOKMARK") >= 3
+
+
+def test_the_latex_source_is_kept(sample):
+    with tarfile.open(sample[1] / f"{render.DOCUMENT}-latex.tar.gz") as archive:
+        names = {Path(name).name for name in archive.getnames()}
+        assert {member.mtime for member in archive.getmembers()} == {archive.getmembers()[0].mtime}
+    assert {f"{render.DOCUMENT}.tex", "qkbook.sty", "abstract.txt", "first-line.pdf"} <= names
+    assert not {f"{render.DOCUMENT}.pdf", f"{render.DOCUMENT}.log"} & names
+
+
+def test_pages_link_to_notebook_pdf_and_numbers_that_exist(sample):
+    html = sample[1] / "html" / "book"
+    for name in ("intro", "first", "second", "bibliography"):
+        links = [link["href"] for link in page(sample[1], name).select(".page-links a, .figure-data a")]
+        assert all((html / link).resolve().is_file() for link in links)
+        assert any(link.endswith(".pdf") for link in links)
+        assert any(link.endswith(".ipynb") for link in links) == (name != "bibliography")
+    assert "line.csv" in str(page(sample[1], "second").select(".figure-data a"))
 
 
 def test_formulae_load_mathjax_from_the_book(sample):

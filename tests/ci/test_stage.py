@@ -5,10 +5,11 @@ import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from ci import stage
+from ci import launch, stage
 from ci.failure import BuildError
+from ci.render import DOCUMENT
 from ci.version import Build
-from qkspectra.book import TABLE_MIME, VALUES_MIME
+from qkspectra.mime import FIGURE_MIME, HTML_MIME, TABLE_MIME, VALUES_MIME
 
 BUILD = Build("1.2", "abc", 0, "smoke", "CPU")
 TABLE = {"name": "tab-a", "caption": "Of {{ heads }}.", "headings": ["A"], "align": ["right"], "rows": [["1"]]}
@@ -40,6 +41,66 @@ def test_values_tables_and_the_stamp_are_put_in_place():
     assert done.cells[1].source == "There are 270, version 1.2."
     assert done.cells[2].outputs == []
     assert ":::{table} Of 270." in done.cells[3].source
+
+
+def test_values_of_other_chapters_are_found_by_their_name():
+    cells = (
+        new_markdown_cell("{{ heads }} here, {{ static-audit/heads }} there."),
+        code(shown(VALUES_MIME, {"heads": 2})),
+    )
+    done = stage.staged_notebook(page(*cells), BUILD, "page.md", {"static-audit/heads": 270})
+    assert done.cells[1].source == "2 here, 270 there."
+    with pytest.raises(BuildError, match=r"page\.md: no cell recorded a value for \{\{ static-audit/heads \}\}"):
+        stage.staged_notebook(page(*cells), BUILD, "page.md", {"other/heads": 270})
+
+
+def test_code_is_folded_and_the_cell_of_parameters_is_gone():
+    cells = (code(tags=["parameters", "remove-cell"]), code(tags=["remove-input"]), code())
+    done = stage.staged_notebook(page(*cells), BUILD, "page.md")
+    assert [cell.metadata["tags"] for cell in done.cells[1:]] == [["remove-cell"], ["hide-input"], ["hide-input"]]
+
+
+def test_a_removed_cell_prints_nothing():
+    quiet = code(new_output("stream", name="stdout", text="fine"), tags=["remove-cell"])
+    assert stage.staged_notebook(page(quiet), BUILD, "page.md").cells[1].outputs == []
+
+
+def test_html_stays_as_it_is_and_previews_of_figures_give_way_to_the_figures():
+    cells = (code(shown(HTML_MIME, "<p>{{ x }}</p>")), code(shown(FIGURE_MIME, "line")))
+    done = stage.staged_notebook(page(*cells), BUILD, "page.md")
+    assert done.cells[2].source == "```{raw} html\n<p>{{ x }}</p>\n```"
+    assert done.cells[3].outputs == []
+
+
+def test_a_page_links_to_what_it_can_be_had_as():
+    figure = new_markdown_cell("```{figure} figures/page-line.*\n:name: fig-a\n:alt: A line falls.\n\nA line.\n```")
+    links = {"PDF": "../book.pdf"}
+    done = stage.staged_notebook(page(figure), BUILD, "page.md", links=links, data={"page-line"})
+    assert '<p class="page-links"><a href="../book.pdf">PDF</a></p>' in done.cells[0].source
+    assert 'href="../data/page-line.csv"' in done.cells[1].source
+    assert "page-links" not in stage.staged_notebook(page(), BUILD, "page.md").cells[0].source
+
+
+def test_launch_buttons_need_a_public_repository_and_its_commit():
+    shown = {page: stage.page_links("", page, BUILD, notebook=page == "first", pdf=True) for page in ("first", "plain")}
+    assert shown["first"] == {"Notebook": "../notebooks/first.ipynb", "PDF": f"../{DOCUMENT}.pdf"}
+    assert list(shown["plain"]) == ["PDF"]
+    address = "https://github.com/some/book"
+    links = stage.page_links(address, "first", BUILD, notebook=True, pdf=False)
+    assert links["Binder"] == "https://mybinder.org/v2/gh/some/book/abc?labpath=book%2Ffirst.ipynb"
+    assert links["Colab"].endswith("/github/some/book/blob/gh-pages/1.2/notebooks/first.ipynb")
+    assert launch.links(address, "abc+changes", "1.2", "first") == {}
+    assert launch.links("https://example.org/some/book", "abc", "1.2", "first") == {}
+
+
+def test_the_notebook_to_keep_holds_values_figures_and_tables():
+    outputs = (shown(VALUES_MIME, {"heads": 270}), shown(TABLE_MIME, TABLE), shown(FIGURE_MIME, "line"))
+    kept = stage.download(page(new_markdown_cell("Of {{ heads }}."), code(*outputs)), {"heads": 270}, BUILD, "page.md")
+    kept = launch.prepared(kept, "https://github.com/some/book", "abc")
+    nbformat.validate(kept)
+    assert "google.colab" in kept.cells[0].source
+    assert kept.cells[2].source == "Of 270."
+    assert [set(output.data) for output in kept.cells[3].outputs] == 3 * [{"text/plain", "text/html"}]
 
 
 def test_bookkeeping_does_not_reach_the_reader():
@@ -85,12 +146,22 @@ def test_figures_and_tables_that_nobody_refers_to():
     assert stage.reference_faults(documents) == []
 
 
+def test_the_abstract_is_latex_with_its_values(tmp_path):
+    (tmp_path / "_config.yml").write_text("abstract: Of {{ a/heads }} heads, 5% & more_less.\n")
+    assert stage.abstract(tmp_path, {"a/heads": 270}) == "Of 270 heads, 5\\% \\& more\\_less.\n"
+    with pytest.raises(BuildError, match=r"_config\.yml: no cell recorded"):
+        stage.abstract(tmp_path, {})
+
+
 def test_two_chapters_cannot_save_one_figure(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "line.svg").write_text("<svg/>")
-    stage.copy_figures(tmp_path / "one", tmp_path / "figures")
-    with pytest.raises(BuildError, match=r"two chapters save a figure named line\.svg"):
-        stage.copy_figures(tmp_path / "one", tmp_path / "figures")
+    (tmp_path / "one" / "line.csv").write_text("x\n")
+    folders = (tmp_path / "figures", tmp_path / "data")
+    assert stage.copy_figures(tmp_path / "one", *folders) == {"line"}
+    assert [path.name for folder in folders for path in folder.iterdir()] == ["line.svg", "line.csv"]
+    with pytest.raises(BuildError, match=r"two chapters save a figure named line\.csv"):
+        stage.copy_figures(tmp_path / "one", *folders)
 
 
 def test_a_page_that_the_contents_name_must_exist(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from qkspectra.statistics import Paired, benjamini_hochberg, log_rank, paired_ratio
+from qkspectra.studies import verdicts
 from qkspectra.studies.training import Training, condition
 from qkspectra.toy.bans import BANS, SCHEMES
 
@@ -117,9 +118,7 @@ def blob_hash(path: Path) -> str:
 
 def verdict(asked: Contrast, row: Mapping[str, Any], level: float = 0.05) -> str:
     """`supported`, `contradicted` or `undecided`, by the rule of the pre-registration."""
-    if row["q"] > level:
-        return "undecided"
-    return "supported" if (row["ratio"] > 1) == (asked.claim == "above") else "contradicted"
+    return verdicts.of_test(row["q"], (row["ratio"] > 1) == (asked.claim == "above"), level)
 
 
 def log_times(runs: pd.DataFrame, cell: Cell, threshold: float, layers: str = "both") -> pd.Series:

@@ -35,6 +35,11 @@ def stored(store: Store, study: Callable[..., pd.DataFrame], weights: Weights, *
     return store.cached(address, lambda: study(weights, **parameters), seeds=[parameters["seed"]]).table
 
 
+def all_heads(table: pd.DataFrame) -> Heads:
+    """Every head of an audit, in its order."""
+    return _heads(table)
+
+
 def strongest(table: pd.DataFrame, score: str, count: int) -> Heads:
     """The `count` heads of an audit with the highest `score`, in descending order, as `(layer, head)`."""
     return _heads(table.nlargest(count, score))

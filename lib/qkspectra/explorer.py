@@ -1,0 +1,261 @@
+"""The head explorer: every head of every model given, one at a time, in one piece of HTML that needs nothing else.
+
+Data go into the piece as JSON. Long series are packed, so that the page of a few hundred heads stays small: 16-bit
+integers in base64, little endian, times a scale; the most negative integer stands for a missing value.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Complex128, Float64
+from torch import Tensor
+
+from qkspectra import figures, figures_audit
+from qkspectra.operators import QKOperator, operator_of
+from qkspectra.spectrum import Spectrum
+from qkspectra.studies import static
+from qkspectra.weights.model import Weights
+
+MEASURES = {
+    "previous_token": "previous token",
+    "induction": "induction",
+    "duplicate_token": "duplicate token",
+    "eigen_rotation": "eigen-rotation",
+    "z_eigen_rotation": "eigen-rotation, z",
+    "antisymmetric_energy": "antisymmetric energy",
+    "z_antisymmetric_energy": "antisymmetric energy, z",
+    "content_sign": "content sign",
+    "henrici": "departure from normality",
+    "z_henrici": "departure from normality, z",
+    "real_eigenvalues": "real eigenvalues",
+    "spectral_radius": "spectral radius",
+    "overlap_median": "median overlap",
+    "phase_energy": "phase energy",
+    "phase_symmetric_share": "symmetric share of the phase",
+    "bias_norm": "bias terms",
+}
+"""Columns of an audit that the explorer shows, and their names."""
+
+COMPARED = ("eigen_rotation", "antisymmetric_energy", "content_sign", "henrici", "real_eigenvalues", "overlap_median")
+PHASE = ("phase_energy", "phase_symmetric_share")
+"""Measures that the null has too: of every operator, and of rotary ones alone."""
+
+COLOURS = {
+    "previous token": figures.BLUE,
+    "previous token, second": figures.BLUE,
+    "induction": figures.ORANGE,
+    "duplicate token": figures.GREEN,
+}
+
+CLOUD = 24
+"""Heads of the null whose eigenvalues are drawn."""
+
+
+@dataclass(frozen=True)
+class State:
+    """One model at one point of its training.
+
+    Attributes:
+        model: as the reader chooses it; states of one model have equal sizes and follow each other in order of `step`.
+        step: training step, `None` for a model of which there is one state.
+        scheme: position scheme.
+        audit: from `studies.audit.audit`, all heads in order of layer and head.
+        offsets: from `studies.audit.offsets`, of all heads; `None` where the model was not run.
+        eigenvalues: in the unit of `studies.static.scaled_eigenvalues`.
+        even, odd: shares of the rotated rows' energy in `Re M_t` and `Im M_t` of each frequency, NaN in layers without
+            rotary positions; `None` where no layer has them.
+        theta: radians per position of each frequency.
+        null: measures of the null of this shape.
+        cloud: eigenvalues of `CLOUD` heads of it.
+    """
+
+    model: str
+    step: int | None
+    scheme: str
+    audit: pd.DataFrame
+    offsets: pd.DataFrame | None
+    eigenvalues: Complex128[Tensor, "heads d_head"]
+    even: Float64[Tensor, "heads freq"] | None
+    odd: Float64[Tensor, "heads freq"] | None
+    theta: Float64[Tensor, "heads freq"] | None
+    null: Spectrum
+    cloud: Complex128[Tensor, " points"]
+
+
+def state(
+    weights: Weights,
+    audit: pd.DataFrame,
+    offsets: pd.DataFrame | None,
+    *,
+    samples: int,
+    seed: int,
+    model: str | None = None,
+    step: int | None = None,
+) -> State:
+    """What the explorer shows of a model that has been audited.
+
+    Args:
+        audit, offsets, model, step: see `State`; `model` is the name of the weights unless given.
+        samples, seed: of the null.
+    """
+    layout = weights.layout
+    eigenvalues, energies = [], []
+    for index in range(layout.n_layers):
+        op = operator_of(weights.layer(index))
+        eigenvalues.append(static.scaled_eigenvalues(op, layout.d_model))
+        energies.append(None if op.rotary is None else (*frequencies(op), op.rotary.theta.expand(len(op.wq), -1)))
+    even, odd, theta = (None, None, None)
+    if rotary := [each for each in energies if each is not None]:
+        nothing = torch.full_like(rotary[0][0], torch.nan)
+        filled = [each or (nothing, nothing, nothing) for each in energies]
+        even, odd, theta = (torch.cat(parts) for parts in zip(*filled, strict=True))
+    return State(
+        model=model or weights.source.name,
+        step=step,
+        scheme=layout.scheme,
+        audit=audit,
+        offsets=offsets,
+        eigenvalues=torch.cat(eigenvalues),
+        even=even,
+        odd=odd,
+        theta=theta,
+        null=static.null_of(weights, samples, seed),
+        cloud=static.null_eigenvalues(weights, CLOUD, seed),
+    )
+
+
+def frequencies(op: QKOperator) -> tuple[Float64[Tensor, "heads freq"], Float64[Tensor, "heads freq"]]:
+    """`|Re M_t|^2` and `|Im M_t|^2` of every frequency, over their sum: `phase_energy` is the sum of the second.
+
+    With `Q = (A_q, B_q)`, `K = (A_k, B_k)` the two rows of frequency `t` and `J` the turn by a right angle,
+    `Re M_t = Q^T K` and `Im M_t = Q^T J K`, so only the 2 x 2 Gram matrices enter.
+    """
+    assert op.rotary is not None
+    q, k = (rows[:, op.rotary.pairs] for rows in (op.wq, op.wk))
+    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    gq, gk = q @ q.mT, k @ k.mT
+    even, odd = (gq * gk).sum((-2, -1)), (gq * (turn @ gk @ turn.mT)).sum((-2, -1))
+    total = (even + odd).sum(-1, keepdim=True)
+    return even / total, odd / total
+
+
+def markup(states: Sequence[State]) -> str:
+    """The explorer as HTML with its style, script and data; several can stand on one page.
+
+    Args:
+        states: at least one; models appear in this order.
+    """
+    read = files("qkspectra").joinpath("pages")
+    skeleton, style, script = (read.joinpath(f"explorer.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    data = json.dumps(payload(states), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return skeleton.replace("@style@", style).replace("@script@", script).replace("@data@", data)
+
+
+def payload(states: Sequence[State]) -> dict[str, Any]:
+    """The data of the explorer, as its script reads them."""
+    models: dict[str, list[State]] = {}
+    for each in states:
+        models.setdefault(each.model, []).append(each)
+    return {"measures": list(MEASURES.items()), "models": [_model(group) for group in models.values()]}
+
+
+def _model(group: Sequence[State]) -> dict[str, Any]:
+    first = group[0]
+    compared = COMPARED + (PHASE if first.even is not None else ())
+    return {
+        "name": first.model,
+        "scheme": first.scheme,
+        "layers": int(first.audit["layer"].max()) + 1,
+        "heads": int(first.audit["head"].max()) + 1,
+        "cloud": _points(first.cloud),
+        "null": {name: _band(getattr(first.null, name)) for name in compared},
+        "theta": None if first.theta is None else _packed(first.theta),
+        "states": [_state(each) for each in group],
+    }
+
+
+def _state(each: State) -> dict[str, Any]:
+    rows = each.audit[list(MEASURES)].itertuples(index=False, name=None)
+    back = None
+    if each.offsets is not None:
+        back = each.offsets.sort_values(["layer", "head", "offset"])["attention"].to_numpy()
+        back = _packed(back.reshape(len(each.audit), -1))
+    return {
+        "step": each.step,
+        "rows": [[_number(value) for value in row] for row in rows],
+        "eigenvalues": _points(each.eigenvalues),
+        "offsets": back,
+        "even": None if each.even is None else _packed(each.even),
+        "odd": None if each.odd is None else _packed(each.odd),
+    }
+
+
+def _points(values: Complex128[Tensor, "*shape"]) -> dict[str, Any]:
+    return _packed(torch.view_as_real(values.flatten(0, -2) if values.dim() > 1 else values).flatten(-2))
+
+
+def _packed(values: Any) -> dict[str, Any]:
+    """Columns of a row, scale and base64 of a matrix of any type; see the description of the module."""
+    matrix = np.atleast_2d(np.asarray(values, dtype=np.float64))
+    scale = float(np.nanmax(np.abs(matrix), initial=0)) / 32767 or 1.0
+    missing = np.isnan(matrix)
+    whole = np.where(missing, -32768, np.rint(np.where(missing, 0, matrix) / scale)).astype("<i2")
+    return {"columns": matrix.shape[1], "scale": scale, "data": base64.b64encode(whole.tobytes()).decode()}
+
+
+def _band(values: Tensor) -> list[float | str | None]:
+    """Median and central 95 %."""
+    levels = torch.tensor([0.5, 0.025, 0.975], dtype=torch.float64)
+    return [_number(value) for value in values.double().nanquantile(levels).tolist()]
+
+
+def _number(value: float | int) -> float | str | None:
+    """Four digits of a number, as JSON has them."""
+    if pd.isna(value):
+        return None
+    return "∞" if value == float("inf") else float(f"{value:.4g}")
+
+
+def named(audit: pd.DataFrame) -> dict[str, tuple[int, int]]:
+    """The heads that stand for a model where not all can be shown: role to head, no head twice."""
+    roles: dict[str, tuple[int, int]] = {}
+    for role, column, rank in (
+        ("previous token", "previous_token", 0),
+        ("previous token, second", "previous_token", 1),
+        ("induction", "induction", 0),
+        ("duplicate token", "duplicate_token", 0),
+    ):
+        head = static.strongest(audit, column, rank + 1)[rank]
+        if head not in roles.values():
+            roles[role] = head
+    return roles
+
+
+def portraits(of: State, heads: Mapping[str, tuple[int, int]]) -> list[figures_audit.Portrait]:
+    """The panels of `figures_audit.portraits` for some heads of a state, by role as `named` calls them."""
+    assert of.offsets is not None
+    place = {head: row for row, head in enumerate(static.all_heads(of.audit))}
+    made = []
+    for role, head in heads.items():
+        row = place[head]
+        energy = None
+        if of.even is not None and of.odd is not None:
+            energy = pd.DataFrame({"even": of.even[row], "odd": of.odd[row]})
+        made.append(
+            figures_audit.Portrait(
+                title=static.label(head),
+                eigenvalues=of.eigenvalues[row],
+                null=of.cloud,
+                offsets=static.rows(of.offsets, [head]),
+                colour=COLOURS[role],
+                energy=energy,
+            )
+        )
+    return made
