@@ -32,8 +32,8 @@ class Fault:
 
     Attributes:
         kind: a status to answer with; `reset` closes the connection half-way; `short` states and sends half of the
-            range, `long` a byte more; `whole` ignores the range; `corrupt` changes the first byte; `drip` sends a few bytes
-            a second.
+            range, `long` a byte more; `whole` ignores the range; `corrupt` changes the first byte; `drip` sends a few
+            bytes at a time.
         path: what the path or the file's name ends in.
         times: how often, before all is well again.
         headers: beside the status.
