@@ -40,7 +40,7 @@ A chapter is a text notebook `book/<hyphenated-name>.md` (jupytext, `md:myst`). 
     :tags: [remove-input]
 
     book.values(strongest=0.637, heads=270, name="L16H0")
-    figures.save(figures.portrait(...), "theory-portrait")
+    figures.save(figures.portraits(...), "theory-portrait", numbers)
     book.table(frame, "tab-strongest", "The strongest heads.", {"head": ("Head", "s"), "rotation": ("Rotation", ".3f")})
     ```
 
@@ -58,14 +58,21 @@ Rules, each checked by the build:
 
 - `{{ key }}` or `{{ key:format }}` (the spaces matter) is replaced in all Markdown of the chapter: prose, captions, alt
   text, formulae. HTML and PDF get the same characters. A key that no cell recorded, or one recorded twice, stops the
-  build. A float needs a format. In a formula use plain formats (`.3f`, `d`), not exponents.
+  build. A float needs a format. In a formula use plain formats (`.3f`, `d`), not exponents. `{{ chapter/key }}` is a
+  value of another chapter, `{{ static-audit/carrier }}` for example; a key unknown there stops the build as well.
+- The table of claims on the first page is `claims.yml`. Its verdicts are values that chapters record by the rules of
+  `studies.verdicts`.
 - The build provides `build_version`, `build_commit`, `build_profile` and `build_device` to every chapter, and puts a
   line made of them under each title.
 - Results are never typed: a decimal number in prose, outside formulae, code and links, stops the build.
 - A table stands where its cell stands; refer to it by name. Do not end a cell with a data frame, a figure or any other
   object whose representation would be printed.
 - Figures are saved twice, as `figures/<name>.svg` and `figures/<name>.pdf`; start the name with the chapter's, and give
-  every one a `:name:`, an `:alt:`, a caption and a reference in the text.
+  every one a `:name:`, an `:alt:`, a caption and a reference in the text. `numbers`, a tidy data frame of what the
+  figure shows, is offered for download under it.
+- Code is folded in HTML and left out of the PDF; what a cell tagged `remove-cell` prints is dropped as well.
+- `html` puts a piece of HTML into the page; the PDF has nothing in its place.
+- Words of `glossary.md` are written {term}`eigen-rotation` where a chapter first uses them.
 - Cells run in a folder of their own beside copies of the data files of `book/` (`profiles/`, `*.yml`, …): read those by
   relative path and nothing else from the source tree. `results/` there is the store that lasts from build to build:
   `Store(Path("results"))`.

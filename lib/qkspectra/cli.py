@@ -192,6 +192,29 @@ def revisions(
 
 
 @app.command()
+def watch(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Hub ids, or folders with subfolders step0, …")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the table, without a suffix.")],
+    seed: Seed = 0,
+) -> None:
+    """Measure every head at some steps of training runs, for the explorer of the book (book/data/explorer-runs)."""
+    import time
+
+    import pandas as pd
+
+    from qkspectra import explorer, store
+    from qkspectra.studies.audit import BATCH, LENGTH, NULL_SAMPLES
+
+    sizes = {"seed": seed, "batch": BATCH, "length": LENGTH, "samples": NULL_SAMPLES}
+    start = time.perf_counter()
+    with _status() as say:
+        table = pd.concat([explorer.run(name, say=say, **sizes) for name in runs], ignore_index=True)
+    address = store.Address("explorer", sizes, store.library_hash())
+    made = store.provenance(address, seconds=time.perf_counter() - start, seeds=[seed], device="cpu")
+    store.ship(store.Result(table, made), out)
+
+
+@app.command()
 def report(
     model: Model,
     revision: Revision = None,

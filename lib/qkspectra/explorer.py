@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,11 @@ from torch import Tensor
 from qkspectra import figures, figures_audit
 from qkspectra.operators import QKOperator, operator_of
 from qkspectra.spectrum import Spectrum
+from qkspectra.studies import audit as study
 from qkspectra.studies import static
-from qkspectra.weights.model import Weights
+from qkspectra.studies.audit import Say
+from qkspectra.weights.model import Weights, open_model
+from qkspectra.weights.revisions import revisions_of
 
 MEASURES = {
     "previous_token": "previous token",
@@ -129,6 +133,79 @@ def state(
         null=static.null_of(weights, samples, seed),
         cloud=static.null_eigenvalues(weights, CLOUD, seed),
     )
+
+
+def run(name: str, *, seed: int, batch: int, length: int, samples: int, say: Say = lambda _: None) -> pd.DataFrame:
+    """The states of a training run, measured one after another at some of its steps (`watched`).
+
+    Args:
+        name: Hub id with a branch a step, or folder with a subfolder a step; see `weights.revisions.revisions_of`.
+        seed, batch, length, samples: see `studies.audit.audit`.
+
+    Returns:
+        One row per step and head: `model`, `step`, the columns of an audit, and as lists `attention` by offset, the
+        `real` and `imag` parts of the eigenvalues, and `even`, `odd`, `theta` of each frequency (empty without any).
+    """
+    parts = []
+    for revision in revisions_of(name):
+        if not watched(revision.step):
+            continue
+        say(f"{name} at step {revision.step}")
+        weights = open_model(name, revision)
+        sequences = {"seed": seed, "batch": batch, "length": length}
+        audit = study.audit(weights, samples=samples, **sequences)
+        heads = static.all_heads(audit)
+        back = study.offsets(weights, heads, **sequences)
+        made = state(weights, audit, back, samples=samples, seed=seed)
+        lists = {"real": made.eigenvalues.real, "imag": made.eigenvalues.imag}
+        lists |= {"even": made.even, "odd": made.odd, "theta": made.theta}
+        rows = audit.assign(model=Path(name).name, step=revision.step)
+        rows["attention"] = [static.rows(back, [head])["attention"].to_numpy(np.float32) for head in heads]
+        for column, values in lists.items():
+            rows[column] = [[]] * len(rows) if values is None else list(values.numpy().astype(np.float32))
+        parts.append(rows)
+    return pd.concat(parts, ignore_index=True)
+
+
+def watched(step: int) -> bool:
+    """Whether `run` looks at a step: the start, powers of two from 16 to 512, then every 500."""
+    return step == 0 or (16 <= step <= 512 and step & (step - 1) == 0) or (step > 512 and step % 500 == 0)
+
+
+def states(recorded: pd.DataFrame, weights: Weights, *, samples: int, seed: int) -> list[State]:
+    """The states of one model in a table that `run` made.
+
+    Args:
+        recorded: of that model alone.
+        weights: of any of its steps: their shape decides the null.
+        samples, seed: of the null.
+    """
+    null, cloud = static.null_of(weights, samples, seed), static.null_eigenvalues(weights, CLOUD, seed)
+    made = []
+    for step, rows in recorded.groupby("step"):
+
+        def matrix(column: str, rows: pd.DataFrame = rows) -> Float64[Tensor, "heads columns"] | None:
+            values = np.stack(rows[column].to_list()).astype(np.float64)
+            return torch.from_numpy(values) if values.size else None
+
+        attention = rows[["layer", "head", "attention"]].explode("attention").astype({"attention": float})
+        offset = attention.groupby(["layer", "head"]).cumcount()
+        made.append(
+            State(
+                model=str(rows["model"].iloc[0]),
+                step=int(step),
+                scheme=str(rows["scheme"].iloc[0]),
+                audit=rows.reset_index(drop=True),
+                offsets=attention.assign(offset=offset).reset_index(drop=True),
+                eigenvalues=torch.complex(matrix("real"), matrix("imag")),
+                even=matrix("even"),
+                odd=matrix("odd"),
+                theta=matrix("theta"),
+                null=null,
+                cloud=cloud,
+            )
+        )
+    return made
 
 
 def frequencies(op: QKOperator) -> tuple[Float64[Tensor, "heads freq"], Float64[Tensor, "heads freq"]]:
