@@ -43,7 +43,7 @@ def followed(heads) -> dict[str, pd.DataFrame]:
 
 
 def saved(figure, tmp_path) -> None:
-    figures.save(figure, "test", tmp_path)
+    figures.save(figure, "test", folder=tmp_path)
     assert (tmp_path / "test.svg").stat().st_size > 5000
     assert (tmp_path / "test.pdf").stat().st_size > 2000
 

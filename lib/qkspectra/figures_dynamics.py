@@ -7,6 +7,7 @@ import pandas as pd
 from jaxtyping import Complex128
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from qkspectra.figures import BLUE, GREEN, GREY, ORANGE, PALE, PINK, WIDTH
@@ -91,7 +92,7 @@ def courses(
         apart.legend(fontsize=6.5, loc="upper left")
         apart.set(xlabel="step", ylim=(0, 1))
         doing.set(title=NAMES[scheme], ylim=(0, 1))
-        _steps(apart, heads["step"].max())
+        _steps(apart, int(heads["step"].max()))
     labels = ("attention\nto target", "loss (nats)", *measures.values(), "KS distance")
     for axes, text in zip(grid[:, 0], labels, strict=True):
         axes.set_ylabel(text)
@@ -133,7 +134,7 @@ def quantiles(heads: pd.DataFrame, against: pd.DataFrame, followed: pd.DataFrame
             head = head.sort_values("step")
             axes.plot(_at(head["step"]), head[measure], color="black", linewidth=0.6, linestyle="--")
         axes.set_title(_short(model), fontsize=8)
-        _steps(axes, heads["step"].max())
+        _steps(axes, int(heads["step"].max()))
     for axes in grid.flat[len(models) :]:
         axes.set_visible(False)
     for line in grid:
@@ -142,7 +143,7 @@ def quantiles(heads: pd.DataFrame, against: pd.DataFrame, followed: pd.DataFrame
     return figure
 
 
-def order(moves: pd.DataFrame, suppressed: pd.DataFrame, last: float) -> Figure:
+def order(moves: pd.DataFrame, suppressed: pd.DataFrame, last: float | int) -> Figure:
     """A row a head: when its behaviour appeared and when its signature left the null; a bar where its model sank.
 
     Args:
@@ -187,14 +188,14 @@ def _mean(axes: Axes, heads: pd.DataFrame, column: str, colour: str, style: str)
     axes.plot(_at(mean.index), mean, color=colour, linestyle=style, linewidth=1.2)
 
 
-def _at(steps: Sequence[float] | np.ndarray | pd.Series | pd.Index) -> np.ndarray:
+def _at(steps: ArrayLike) -> np.ndarray:
     """Where steps stand on the axis: almost evenly up to `EVEN`, beyond it by their logarithm."""
     return np.log2(1 + np.asarray(steps, np.float64) / EVEN)
 
 
-def _steps(axes: Axes, last: float) -> None:
+def _steps(axes: Axes, last: float | int) -> None:
     """Ticks at the round steps that the run reaches."""
-    ticks = [tick for tick in (0, 100, 300, 1000, 3000, 10_000, 30_000, 100_000) if tick <= last]
+    ticks = [tick for tick in (0, 100, 1000, 10_000, 100_000) if tick <= last]
     axes.set_xticks(_at(ticks), [f"{tick}" for tick in ticks])
 
 

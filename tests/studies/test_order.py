@@ -116,8 +116,8 @@ def test_the_claim_fails_where_signatures_come_first() -> None:
 def test_a_signature_that_never_comes_is_infinitely_late() -> None:
     never = order.weighed(moves_of({"a": [NEVER] * 3, "b": [NEVER, TOGETHER]}))
     assert (never["after"], never["never"], never["lag"], never["high"]) == (4, 4, np.inf, np.inf)
-    assert [chronicle.in_words(x) for x in (never["lag"], -199.0, 5)] == ["never", "−199", "5"]
-    assert [chronicle.interval(*pair) for pair in ((1, np.inf), (3, 3))] == ["1 to never", "3"]
+    assert [chronicle.in_words(x) for x in (never["lag"], -199.0, 5.0)] == ["never", "−199", "5"]
+    assert [chronicle.interval(*pair) for pair in ((1.0, np.inf), (3.0, 3.0))] == ["1 to never", "3"]
 
 
 def test_the_nested_bootstrap_covers_the_median_of_a_hierarchy() -> None:
@@ -153,5 +153,5 @@ def test_every_rule_gets_a_row() -> None:
 
 
 def test_stages_show_an_event_between_the_ends() -> None:
-    assert chronicle.stages([0, 1, 2, 4, 8, 100, 200, 300, 400], 200) == [0, 100, 200, 300, 400]
-    assert chronicle.stages([0, 10, 20], 10) == [0, 10, 20]
+    assert chronicle.stages([0, 1, 2, 4, 8, 100, 200, 250, 300, 400], 200.0) == [0, 100, 200, 250, 400]
+    assert chronicle.stages([0, 10, 20], 10.0) == [0, 10, 20]

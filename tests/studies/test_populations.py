@@ -7,6 +7,7 @@ from scipy import stats
 
 from qkspectra.null import null_samples
 from qkspectra.studies import populations
+from qkspectra.studies.order import Rule
 
 LAYERS, HEADS, GROUP = 3, 4, 2
 
@@ -51,7 +52,7 @@ def test_null_populations_lie_in_the_null_as_often_as_they_should(null) -> None:
 
 
 def test_a_population_that_sinks_is_far_and_below(null) -> None:
-    row = populations.against_null(run({0: drawn(1) - 0.3}), {"a": null}, "eigen_rotation").iloc[0]
+    row = populations.against_null(run({0: drawn(1) - 0.6}), {"a": null}, "eigen_rotation").iloc[0]
     assert row["below"] > 0.9
     assert row["z"] < -5
     assert row["p"] == pytest.approx(1 / (1 + populations.DRAWS))
@@ -65,9 +66,9 @@ def test_sinking_is_dated_once_it_lasts_with_an_interval(null) -> None:
     )  # half of the heads, in whole layers and groups
     sinks = run({0: level, 1: low, 10: level, 100: some, 200: low})
     stays = run({0: level, 200: level}, "b")
-    table = populations.suppression(pd.concat([sinks, stays]), {"a": null, "b": null}, "eigen_rotation").set_index(
-        "model"
-    )
+    table = populations.suppression(
+        pd.concat([sinks, stays]), {"a": null, "b": null}, "eigen_rotation", Rule()
+    ).set_index("model")
     assert table.loc["a", "step"] == 100
     assert (table.loc["a", "low"], table.loc["a", "high"]) == (100, 200)
     assert table.loc["b", ["step", "low", "high"]].tolist() == [np.inf] * 3

@@ -1,6 +1,6 @@
 """The dynamics of several runs as tables: the runs, their timetable, and tests of the order of events."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from itertools import product
 
@@ -101,14 +101,14 @@ def weighings(
     return table.assign(votes=[f"{r.models_before} of {r.models}" for r in table.itertuples()])
 
 
-def stages(steps: Sequence[int], event: float) -> list[int]:
+def stages(steps: Iterable[int], event: float) -> list[int]:
     """Five checkpoints that show something happen: the first, three about the event, the last.
 
     The three are the nearest there are to half of the step of the event, that step, and a quarter more.
     """
-    inner = np.array(sorted(steps)[1:-1])
-    about = [int(inner[np.abs(inner - aim).argmin()]) for aim in (event / 2, event, 1.25 * event)]
-    return sorted({min(steps), *about, max(steps)})
+    first, *inner, last = sorted(int(step) for step in steps)
+    about = [min(inner, key=lambda step: abs(step - aim)) for aim in (event / 2, event, 1.25 * event)]
+    return sorted({first, *about, last})
 
 
 def in_words(step: float) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -155,7 +155,7 @@ def events_of_runs(
     return pd.concat(parts, ignore_index=True)
 
 
-def weighed(moves: pd.DataFrame, seed: int = 0) -> dict[str, float]:
+def weighed(moves: pd.DataFrame, seed: int = 0) -> dict[str, Any]:
     """Heads of several models, and models, for and against "the signature comes before the behaviour".
 
     Heads of one model are not independent, so each model is also counted once, by the median lag of its heads.
