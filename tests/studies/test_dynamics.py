@@ -24,7 +24,9 @@ from qkspectra.studies import dynamics
 from qkspectra.studies.audit import audit, repeats
 from qkspectra.studies.dynamics import HEAD_COLUMNS, Sizes, measured
 from qkspectra.weights import revisions
+from qkspectra.weights.catalogue import CATALOGUE
 
+DATA = Path(__file__).parents[2] / "book" / "data"
 STEPS = (0, 1, 2, 10, 100, 1000)  # as text, 10 and 100 and 1000 come before 2
 SIZES = Sizes(seed=3, batch=2, length=8, samples=30)
 
@@ -159,6 +161,17 @@ def test_runs_are_shipped_read_and_joined(run, made, tmp_path, monkeypatch) -> N
     assert same[list(dynamics.AGAIN)].to_numpy() == pytest.approx(0)
     monkeypatch.setattr(dynamics, "open_model", lambda name: open_model(str(run), "step0"))
     assert (dynamics.agreement(both, ["small-run"], Store(tmp_path))[list(dynamics.AGAIN)] > 1e-4).all(axis=None)
+
+
+def test_the_shipped_runs_are_whole_and_every_revision_in_them_is_of_its_run() -> None:
+    runs = dynamics.load(DATA)
+    assert sorted(runs.heads["model"].unique()) == sorted(name for name in CATALOGUE if name.startswith("pocket-"))
+    assert (runs.revisions["verdict"] == revisions.OK).all()
+    for _, run in runs.heads.groupby("model"):
+        assert run["step"].is_monotonic_increasing
+        assert len(run) == run["step"].nunique() * 12
+        assert run[[*dynamics.BEHAVIOUR, *dynamics.AGAIN, "leading_rotation"]].notna().all(axis=None)
+    assert set(runs.heads["scheme"].unique()) == {"rope", "absolute", "alibi"}
 
 
 def test_runs_of_one_name_or_of_no_two_points_are_refused(run, tmp_path) -> None:
