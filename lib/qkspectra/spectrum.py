@@ -92,10 +92,13 @@ def measure(op: QKOperator) -> Spectrum:
     # LAPACK works on one matrix at a time, and torch lets go of the interpreter meanwhile: share the heads out over as
     # many threads as torch uses, each with one thread of its own.
     threads = torch.get_num_threads()
+    parts = op.chunk(threads)
     torch.set_num_threads(1)
     try:
+        if len(parts) == 1:
+            return _measures(op)
         with ThreadPoolExecutor(threads) as pool:
-            return Spectrum.joined(list(pool.map(_measures, op.chunk(threads))))
+            return Spectrum.joined(list(pool.map(_measures, parts)))
     except _NonFiniteError:
         _refuse_nonfinite(op)
     finally:
