@@ -12,8 +12,9 @@ PUBLISHED = "gh-pages"
 def links(repository: str, commit: str, version: str, page: str) -> dict[str, str]:
     """Label to address of the services that run a chapter.
 
-    Binder opens the source at the commit of the build, Colab the executed notebook of the published version. There are
-    none without a public repository on GitHub, or for a tree that differs from its commit.
+    Binder opens the notebook that `postBuild` makes there, at the commit of the build, Colab the executed notebook of
+    the published version. There are none without a public repository on GitHub, or for a tree that differs from its
+    commit.
     """
     address = urlparse(repository)
     if address.hostname != "github.com" or "+" in commit:

@@ -96,15 +96,16 @@ def test_a_run_is_measured_step_by_step_and_comes_back_as_it_was(tmp_path):
     assert table["step"].unique().tolist() == [0, 16]
     assert set(table["model"]) == {"run"}
     table.to_parquet(tmp_path / "run.parquet")
+    first, last = explorer.states(pd.read_parquet(tmp_path / "run.parquet"), **sizes)
     weights = open_model(str(tmp_path / "run"), "step16")
-    first, last = explorer.states(pd.read_parquet(tmp_path / "run.parquet"), weights, **sizes)
     heads = audit(weights, batch=1, length=12, **sizes)
     back = offsets(weights, static.all_heads(heads), batch=1, length=12, seed=0)
     expected = explorer.state(weights, heads, back, model="run", step=16, **sizes)
     assert (first.step, last.step) == (0, 16)
     found, wanted = explorer.payload([last]), explorer.payload([expected])
     assert found["models"][0]["states"][0]["rows"] == wanted["models"][0]["states"][0]["rows"]
-    assert found["models"][0]["null"] == wanted["models"][0]["null"]
+    for name in ("null", "cloud", "layers", "heads", "scheme"):
+        assert found["models"][0][name] == wanted["models"][0][name]
     for name in ("eigenvalues", "offsets", "even", "odd"):
         pair = [unpacked(each["models"][0]["states"][0][name]) for each in (found, wanted)]
         np.testing.assert_allclose(*pair, atol=2e-4 * np.abs(pair[1]).max())

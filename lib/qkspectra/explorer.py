@@ -19,11 +19,13 @@ from jaxtyping import Complex128, Float64
 from torch import Tensor
 
 from qkspectra import figures, figures_audit
+from qkspectra.null import null_operator, null_samples
 from qkspectra.operators import QKOperator, operator_of
 from qkspectra.spectrum import Spectrum
 from qkspectra.studies import audit as study
 from qkspectra.studies import static
 from qkspectra.studies.audit import Say
+from qkspectra.weights.layout import Rotary
 from qkspectra.weights.model import Weights, open_model
 from qkspectra.weights.revisions import revisions_of
 
@@ -172,15 +174,23 @@ def watched(step: int) -> bool:
     return step == 0 or (16 <= step <= 512 and step & (step - 1) == 0) or (step > 512 and step % 500 == 0)
 
 
-def states(recorded: pd.DataFrame, weights: Weights, *, samples: int, seed: int) -> list[State]:
+def states(recorded: pd.DataFrame, *, samples: int, seed: int) -> list[State]:
     """The states of one model in a table that `run` made.
 
     Args:
-        recorded: of that model alone.
-        weights: of any of its steps: their shape decides the null.
+        recorded: of that model alone; the shape of its heads decides the null.
         samples, seed: of the null.
     """
-    null, cloud = static.null_of(weights, samples, seed), static.null_eigenvalues(weights, CLOUD, seed)
+    first = recorded.iloc[0]
+    shape = int(first["d_head"]), int(first["d_model"])
+    sharing = recorded[(recorded["step"] == first["step"]) & (recorded["layer"] == 0)]
+    group = int((sharing["kv_head"] == 0).sum())
+    rotary = None
+    if not pd.isna(first["d_rot"]):  # the null knows the number of rotated pairs, and nothing else of them
+        pairs = torch.arange(int(first["d_rot"])).view(-1, 2)
+        rotary = Rotary(pairs, torch.ones(len(pairs), dtype=torch.float64))
+    null = null_samples(*shape, -(-samples // group) * group, seed, rotary, group)
+    cloud = static.scaled_eigenvalues(null_operator(*shape, CLOUD, seed), shape[1]).flatten()
     made = []
     for step, rows in recorded.groupby("step"):
 
