@@ -49,6 +49,7 @@ def stage_book(root: Path, build: Build, output: Path, pdf: bool, scheduler: str
     recorded = {name: stage.recorded(notebook, name)[0] for name, notebook in notebooks.items()}
     shared = {f"{name}/{key}": value for name, values in recorded.items() for key, value in values.items()}
     shared["build_bibtex"] = citation.bibtex(root / "CITATION.cff", build)
+    shared["build_cff"] = (root / "CITATION.cff").read_text(encoding="utf-8").strip()
 
     documents = {}
     faults = []
