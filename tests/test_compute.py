@@ -172,23 +172,23 @@ def test_a_lost_scheduler_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_killed_client_resumes_on_the_cluster(tmp_path: Path, address: str) -> None:
-    arguments = ["train", "--scheme", "absolute", "--seeds", "12", "--ensemble", "2", "--cap", "60"]
+    arguments = ["train", "--scheme", "absolute", "--seeds", "5", "--ensemble", "1", "--cap", "10"]
     arguments += ["--results", str(tmp_path / "r"), "--scheduler", address]
     client = subprocess.Popen(
         [sys.executable, "-m", "qkspectra.cli", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     finished: list[Path] = []
-    while len(finished) < 2 and client.poll() is None:
+    while not finished and client.poll() is None:
         time.sleep(0.01)
         finished = list((tmp_path / "r").glob("toy-*.json"))
     client.send_signal(signal.SIGKILL)
     client.wait()
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").glob("toy-*.json")}
-    assert 2 <= len(kept) < 12
+    assert 1 <= len(kept) < 5
     out = tmp_path / "cluster.parquet"
     again = CliRunner().invoke(app, [*arguments, "--out", str(out)])
     assert again.exit_code == 0, again.stderr
-    assert len(list((tmp_path / "r").glob("toy-*.json"))) == 12
+    assert len(list((tmp_path / "r").glob("toy-*.json"))) == 5
     assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
     here = tmp_path / "here.parquet"
     CliRunner().invoke(app, [*arguments[:-3], str(tmp_path / "h"), "--out", str(here)])

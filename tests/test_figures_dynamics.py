@@ -60,6 +60,20 @@ def test_courses_have_a_column_a_scheme_and_a_line_a_model(heads, against, follo
     saved(figure, tmp_path)
 
 
+def test_no_model_is_left_out_however_many_share_a_scheme(heads, against, followed) -> None:
+    def many(table: pd.DataFrame) -> pd.DataFrame:
+        alike = table[table["model"] == "pocket-one"]
+        return pd.concat([alike.assign(model=f"pocket-{i}") for i in range(8)])
+
+    figure = figures_dynamics.courses(
+        many(heads),
+        {name: many(table) for name, table in against.items()},
+        {role: many(track) for role, track in followed.items()},
+        {"eigen_rotation": "eigen-rotation"},
+    )
+    assert len(figure.axes[1].lines) == 2 * 8
+
+
 def test_quantiles_have_a_panel_a_model_and_the_heads_that_look_back(heads, against, followed, tmp_path) -> None:
     previous = followed["previous_token"]
     figure = figures_dynamics.quantiles(heads, against["eigen_rotation"], previous, "eigen_rotation", "eigen-rotation")

@@ -1,6 +1,8 @@
 """Figures of the dynamics of training: one function each, from the tables of `studies.dynamics` and its neighbours."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +18,7 @@ COLOURS = {"rope": BLUE, "absolute": ORANGE, "alibi": GREEN}
 NAMES = {"rope": "RoPE", "absolute": "learned-absolute", "alibi": "ALiBi"}
 ROLES = {"previous_token": BLUE, "induction": PINK}
 EVEN = 50.0
-LINES = ("-", "--", ":", "-.")
+LINES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 """Of the models of one scheme, in their order."""
 
 
@@ -70,7 +72,7 @@ def courses(
         doing, losing, *lying, apart = column
         mine = heads[heads["scheme"] == scheme]
         models = list(mine["model"].unique())
-        for model, style in zip(models, LINES, strict=False):
+        for model, style in zip(models, cycle(LINES), strict=False):
             chosen = {role: track[track["model"] == model] for role, track in followed.items()}
             for role, colour in ROLES.items():
                 _mean(doing, chosen[role], role, colour, style)
@@ -182,7 +184,7 @@ def order(moves: pd.DataFrame, suppressed: pd.DataFrame, last: float | int) -> F
     return figure
 
 
-def _mean(axes: Axes, heads: pd.DataFrame, column: str, colour: str, style: str) -> None:
+def _mean(axes: Axes, heads: pd.DataFrame, column: str, colour: str, style: Any) -> None:
     """The mean of some heads over training."""
     mean = heads.groupby("step")[column].mean()
     axes.plot(_at(mean.index), mean, color=colour, linestyle=style, linewidth=1.2)
