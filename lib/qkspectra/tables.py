@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from qkspectra.errors import InputError
+from qkspectra.pocket.cards import Record
 from qkspectra.store import replacing
 from qkspectra.verify import Agreement
 
@@ -178,6 +179,19 @@ def formed(runs: pd.DataFrame) -> Table:
         table.add_row(str(seed), *steps, str(end["last_step"]), f"{end['loss']:.3f}", accuracy)
     medians = [f"{by_threshold['step'][t].astype(float).median():g}" for t in thresholds]
     table.add_row("median", *medians, style="bold")
+    return table
+
+
+def pocket(records: Sequence[Record]) -> Table:
+    """What pocket models measure: losses on held-out text, and the strongest heads."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    for heading in ("first copy", "second copy", "previous token", "induction"):
+        table.add_column(heading, justify="right")
+    for record in records:
+        m = record.measures
+        heads = (f"L{head.layer}H{head.head} {head.score:.2f}" for head in (m.previous_token, m.induction))
+        table.add_row(record.recipe.name, f"{m.loss_first:.2f}", f"{m.loss_second:.2f}", *heads)
     return table
 
 

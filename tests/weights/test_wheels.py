@@ -217,4 +217,4 @@ def test_the_catalogue_says_what_its_models_are(name):
     entry, weights = catalogue.CATALOGUE[name], open_model(name)
     assert weights.layout.scheme == entry.scheme
     assert weights.layout.causal == (entry.attention == "causal")
-    assert weights.source.content_hash == entry.sha256
+    assert isinstance(entry, catalogue.Shipped) or weights.source.content_hash == entry.sha256

@@ -38,7 +38,7 @@ def recipes(names: Sequence[str]) -> list[Recipe]:
     for name in names:
         if name not in ZOO:
             raise InputError(f"there is no pocket model {name!r}: choose from {', '.join(ZOO)}")
-    return [ZOO[name] for name in names or ZOO]
+    return [ZOO[name] for name in dict.fromkeys(names or ZOO)]
 
 
 def make(
@@ -62,11 +62,16 @@ def make(
                 finish(recipe, folder, say)
         else:
             left = {executor.submit(finish, recipe, folder) for recipe in wanted}
-            while left:
-                done, left = wait(left, timeout=2, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-                say(", ".join(filter(None, (_progress(recipe, folder) for recipe in wanted))))
+            try:
+                while left:
+                    done, left = wait(left, timeout=2, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        future.result()
+                    say(", ".join(filter(None, (_progress(recipe, folder) for recipe in wanted))))
+            except BaseException:
+                for future in left:
+                    future.cancel()
+                raise
     return [record(folder / "models" / recipe.name) for recipe in wanted]
 
 
@@ -152,5 +157,14 @@ def ship(recipe: Recipe, trajectory: Path, tokenizer: Path, final: Path, tokens:
 
 
 def record(folder: Path) -> Record:
-    """How a pocket model was made, and what it measured then."""
-    return Record.model_validate_json((folder / RECORD).read_text())
+    """How a pocket model was made, and what it measured then.
+
+    Raises:
+        InputError: the file that says so is damaged, or by another version of the library.
+    """
+    try:
+        return Record.model_validate_json((folder / RECORD).read_text())
+    except ValueError:
+        raise InputError(
+            f"{folder / RECORD} is not a pocket model's record: delete {folder} to make it again"
+        ) from None

