@@ -224,6 +224,16 @@ class DynamicsSizes(_Sizes):
     checked: int = Field(ge=0, description="shipped models whose final weights are measured again")
 
 
+class PanelSizes(_Sizes):
+    """The panel of seven models."""
+
+    name: str = Field(description="of the panel, see `weights.panels.PANELS`")
+    batch: PositiveInt = Field(description="sequences of repeated random tokens, an even number, and of held-out text")
+    length: PositiveInt = Field(description="tokens in each of the two copies of a sequence")
+    top: PositiveInt = Field(description="numbers of strongest heads, from 1, that the verdict is about")
+    controls: PositiveInt = Field(description="random heads whose phase is zeroed for comparison")
+
+
 class ToySizes(_Sizes):
     """The toy laboratory."""
 
@@ -239,6 +249,7 @@ class Profile(_Sizes):
     seed: int
     gaussian_null: NullSizes
     audit: AuditSizes
+    panel: PanelSizes
     dynamics: DynamicsSizes
     toy: ToySizes
 

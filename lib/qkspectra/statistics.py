@@ -142,18 +142,18 @@ def sign_flip_interval(differences: Float[np.ndarray, " pairs"], level: float = 
 
 
 def permutation_difference(
-    first: Float[np.ndarray, " a"], second: Float[np.ndarray, " b"], alternative: str = "two-sided"
-) -> float:
-    """P-value of the exact two-sample permutation test of equal means, over all assignments to the groups."""
-    return float(
-        stats.permutation_test(
-            (first, second),
-            lambda a, b, axis: a.mean(axis) - b.mean(axis),
-            n_resamples=np.inf,
-            alternative=alternative,
-            vectorized=True,
-        ).pvalue
+    first: Float[np.ndarray, "*tests a"], second: Float[np.ndarray, "*tests b"], alternative: str = "two-sided"
+) -> Float[np.ndarray, "*tests"]:
+    """P-values of the exact two-sample permutation test of equal means, over all assignments to the groups."""
+    result = stats.permutation_test(
+        (first, second),
+        lambda a, b, axis: a.mean(axis) - b.mean(axis),
+        n_resamples=np.inf,
+        alternative=alternative,
+        vectorized=True,
+        axis=-1,
     )
+    return np.asarray(result.pvalue)
 
 
 def benjamini_hochberg(p: Sequence[float]) -> list[float]:

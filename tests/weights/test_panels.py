@@ -33,4 +33,4 @@ def changed(index, **fields):
 )
 def test_what_is_no_panel_is_refused(members, says):
     with pytest.raises(ValidationError, match=says):
-        Panel(name="wrong", members=members)
+        Panel(name="wrong", about="nothing", members=members)

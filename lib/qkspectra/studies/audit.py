@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pandas as pd
+import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
@@ -142,7 +143,7 @@ def effects(
     heads: Sequence[tuple[int, int]],
     channels: Sequence[str],
     *,
-    top: int = TOP,
+    matchers: Sequence[tuple[int, int]] | None = None,
     say: Say = _silent,
 ) -> pd.DataFrame:
     """The same as `ablations`, of a model that is loaded, on any sequences of two equal copies.
@@ -153,23 +154,27 @@ def effects(
         tokens: see `behaviour.behaviour`.
         heads: pairs `(layer, head)`.
         channels: what to remove, see `intervene.ablated`.
-        top: heads that stand for the model's induction.
+        matchers: heads that stand for the model's induction; by default the `TOP` with the highest induction scores on
+            these sequences, before any ablation.
         say: told, in a few words, what is being done.
 
     Returns:
         One row per head and channel: `layer`, `head`, `channel`, and before and after the ablation (suffixes `_before`,
-        `_after`) `previous_token` of that head, `induction`, the mean over the `top` heads with the highest induction
-        scores before it, and `loss_second`, `loss_first` in nats (missing where the model predicts no next token).
+        `_after`) `previous_token` of that head, `induction`, the mean over `matchers`, and `loss_second`, `loss_first`
+        in nats (missing where the model predicts no next token).
     """
     modules = weights.attention_modules(model)
     say(f"running it on {len(tokens)} sequences")
     before = behaviour(model, modules, tokens)
-    strongest = before.induction.flatten().topk(min(top, before.induction.numel())).indices
+    if matchers is None:
+        flat = before.induction.flatten().topk(min(TOP, before.induction.numel())).indices
+    else:
+        flat = torch.tensor([index * weights.layout.n_heads + head for index, head in matchers])
 
     def outcome(seen: Behaviour, index: int, head: int) -> dict[str, float]:
         return {
             "previous_token": seen.previous_token[index, head].item(),
-            "induction": seen.induction.flatten()[strongest].mean().item(),
+            "induction": seen.induction.flatten()[flat].mean().item(),
             "loss_second": seen.loss_second,
             "loss_first": seen.loss_first,
         }

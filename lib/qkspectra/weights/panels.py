@@ -37,12 +37,14 @@ class Panel(BaseModel):
 
     Attributes:
         name: what a profile calls it.
+        about: who they are, in words that end a sentence which names them.
         members: the rotary ones first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
+    about: str
     members: tuple[Member, ...]
 
     @model_validator(mode="after")
@@ -63,6 +65,7 @@ PANELS: dict[str, Panel] = {
     for panel in (
         Panel(
             name="pocket",
+            about="small models, trained for this book by one recipe on one text: only the architecture differs",
             members=(
                 Member(name="pocket-gpt-neox", title="GPT-NeoX", scheme="rope", licence="Apache-2.0"),
                 Member(name="pocket-llama", title="Llama", scheme="rope", licence="Apache-2.0"),
@@ -75,6 +78,7 @@ PANELS: dict[str, Panel] = {
         ),
         Panel(
             name="paper",
+            about="public models of four makers, which differ in data, size and training as well",
             members=(
                 Member(name="EleutherAI/pythia-160m", title="Pythia 160M", scheme="rope", licence="Apache-2.0"),
                 Member(name="EleutherAI/pythia-410m", title="Pythia 410M", scheme="rope", licence="Apache-2.0"),
