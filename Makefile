@@ -1,16 +1,26 @@
-# make book [PROFILE=smoke|pocket|paper] [PDF=required] [SCHEDULER=ADDRESS] · make test · make env · make lint · make bench · make serve
+# make book [PROFILE=smoke|pocket|paper] [PDF=required] [SCHEDULER=ADDRESS] · make test · make env · make lint
+# make publish · make serve · make look · make bench
 SHELL := bash
 MAKEFLAGS += --jobs=2 --no-print-directory
 PROFILE ?= pocket
 PDF ?= wanted
 SCHEDULER ?=
+STEP ?= all
 PYTEST ?=
 run := .venv/bin/python
 
-.PHONY: book test env latex lint bench lock serve clean
+.PHONY: book executed look test env latex lint bench lock publish serve clean
 
 book: env latex
-	@$(run) -m ci.build --profile $(PROFILE) --pdf $(PDF) --scheduler "$(SCHEDULER)"
+	@$(run) -m ci.build --profile $(PROFILE) --pdf $(PDF) --step $(STEP) --scheduler "$(SCHEDULER)"
+
+# The first half of a build, for a machine without LaTeX; the other half is STEP=render.
+executed: env
+	@$(run) -m ci.build --profile $(PROFILE) --step execute --scheduler "$(SCHEDULER)"
+
+# Open every page in headless Chromium.
+look: env
+	@$(run) -m ci.browse
 
 test: env latex
 	@$(run) -m pytest -n 2 --dist loadgroup $(PYTEST)
@@ -34,8 +44,13 @@ bench: env
 lock: env
 	@$(run) -m ci.lock
 
+# Add the book to the versions in site/; a commit and a PDF are asked for.
+publish: PDF := required
+publish: book
+	@$(run) -m ci.publish
+
 serve:
-	@$(run) -m http.server --bind 127.0.0.1 --directory _build/html 8000
+	@$(run) -m http.server --bind 127.0.0.1 --directory $(if $(wildcard site),site,_build/html) 8000
 
 clean:
 	rm -rf _build

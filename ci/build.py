@@ -5,75 +5,120 @@ with warnings as errors. What comes out is looked over by `ci.gates` before it r
 """
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
 import sys
+import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import nbformat
 from filelock import FileLock
 
-from ci import citation, gates, launch, render, stage
-from ci.execute import execute, is_notebook, with_outputs
+from ci import citation, depend, gates, launch, provenance, render, stage
+from ci.execute import execute, is_notebook, library_code, with_outputs
 from ci.failure import BuildError
-from ci.text import substitute
+from ci.publish import swap
+from ci.text import prose_faults, substitute
 from ci.version import Build, identify
 
+PDF = f"{render.DOCUMENT}.pdf"
+MACHINE = "machine.json"
 CODE = Path(__file__).resolve().parent
 ROOT = CODE.parent
 
 
-def stage_book(root: Path, build: Build, output: Path, pdf: bool, scheduler: str = "") -> Path:
-    """Execute what must be executed, given the address of a Dask cluster there, and write the staging folder."""
+def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *, only_remembered: bool = False) -> dict:
+    """Execute what must be executed, one chapter after another; returns the folder of each.
+
+    Args:
+        scheduler: address of a Dask cluster for the chapters that can use one.
+        only_remembered: execute nothing.
+
+    Raises:
+        BuildError: see `execute`.
+    """
+    for rest in (output / "executed").glob(".*"):  # of a build that was killed
+        shutil.rmtree(rest)
+    where = {"scheduler": scheduler} if scheduler else None
+    arguments = {"profile": build.profile}, output / "executed", build.machine, where
+    return {
+        source: execute(root, source, *arguments, only_remembered=only_remembered)
+        for source in filter(is_notebook, stage.pages(root))
+    }
+
+
+def note_machine(build: Build, output: Path) -> None:
+    """Write down which machine has executed the chapters, for `executed_elsewhere`."""
+    made = {"profile": build.profile, "device": build.device, "python": build.python}
+    (output / "executed" / MACHINE).write_text(json.dumps(made) + "\n", encoding="utf-8")
+
+
+def executed_elsewhere(build: Build, output: Path) -> Build:
+    """`build` as the build of what another machine has executed.
+
+    Raises:
+        BuildError: nothing was executed, or another profile.
+    """
+    path = output / "executed" / MACHINE
+    if not path.is_file():
+        raise BuildError(f"there is nothing executed in {path.parent}: run 'make executed', or bring it here")
+    made = json.loads(path.read_text(encoding="utf-8"))
+    if made["profile"] != build.profile:
+        raise BuildError(f"{path.parent} holds the profile {made['profile']}, not {build.profile}")
+    return replace(build, device=made["device"], python=made["python"])
+
+
+def stage_book(root: Path, build: Build, output: Path, pdf: bool, executed: Mapping[Path, Path]) -> Path:
+    """Write the staging folder from the executed chapters; returns it."""
     staging = output / "staging"
     shutil.rmtree(staging, ignore_errors=True)
     (staging / "book").mkdir(parents=True)
     downloads = staging / "downloads"
     (downloads / "notebooks").mkdir(parents=True)
     repository = stage.repository(root)
-    sources = stage.pages(root)
-    where = {"scheduler": scheduler} if scheduler else None
-    executed = {
-        source.stem: execute(root, source, {"profile": build.profile}, output / "executed", build.device, where)
-        for source in sources
-        if is_notebook(source)
-    }
-    notebooks = {
-        source.stem: with_outputs(source, executed[source.stem] / f"{source.stem}.ipynb")
-        for source in sources
-        if source.stem in executed
-    }
-    recorded = {name: stage.recorded(notebook, name)[0] for name, notebook in notebooks.items()}
-    shared = {f"{name}/{key}": value for name, values in recorded.items() for key, value in values.items()}
+    notebooks = {source: with_outputs(source, folder / f"{source.stem}.ipynb") for source, folder in executed.items()}
+    recorded = {source: stage.recorded(notebook, source.stem)[0] for source, notebook in notebooks.items()}
+    shared = {f"{source.stem}/{key}": value for source, own in recorded.items() for key, value in own.items()}
     shared["build_bibtex"] = citation.bibtex(root / "CITATION.cff", build)
     shared["build_cff"] = (root / "CITATION.cff").read_text(encoding="utf-8").strip()
 
-    documents = {}
-    faults = []
-    for source in sources:
-        name = source.stem
-        links = stage.page_links(repository, name, build, notebook=name in notebooks, pdf=pdf)
+    documents, faults, origins = {}, [], {}
+    for source, notebook in notebooks.items():
+        name, figures = source.stem, executed[source] / "figures"
+        about = build.about | {"execution": executed[source].name, "library": depend.digest(library_code(source))[:20]}
+        links = stage.page_links(repository, name, build, notebook=True, pdf=pdf)
         try:
-            if name not in notebooks:
-                markdown = substitute(source.read_text(encoding="utf-8"), shared | build.values, source.name)
-                documents[source.name] = markdown
-                page = stage.stamped(markdown, build, source.name, links)
-                (staging / "book" / source.name).write_text(page, encoding="utf-8")
-                continue
-            data = stage.copy_figures(executed[name] / "figures", staging / "book" / "figures", downloads / "data")
-            staged = stage.staged_notebook(notebooks[name], build, source.name, shared, links, data)
-            kept = stage.download(notebooks[name], shared | build.values | recorded[name], build, source.name)
+            found = provenance.records(notebook, figures, about, source.name)
+            data = stage.copy_figures(figures, staging / "book" / "figures", downloads / "data")
+            staged = stage.staged_notebook(notebook, build, source.name, shared, links, data, found)
+            kept = stage.download(notebook, shared | build.values | recorded[source], build, source.name)
         except BuildError as problem:
             faults.append(str(problem))
             continue
         documents[source.name] = "\n\n".join(cell.source for cell in staged.cells if cell.cell_type == "markdown")
+        origins[stage.title(staged.cells[0].source)] = found
         nbformat.write(staged, staging / "book" / f"{name}.ipynb")
         kept = launch.prepared(kept, repository, build.commit) if repository else kept
         nbformat.write(kept, downloads / "notebooks" / f"{name}.ipynb")
+    values = shared | build.values | {"provenance": provenance.appendix(origins)}
+    for source in (source for source in stage.pages(root) if source not in executed):
+        documents[source.name] = source.read_text(encoding="utf-8")
+        faults += prose_faults(documents[source.name], source.name)
+        try:
+            markdown = substitute(documents[source.name], values, source.name)
+        except BuildError as problem:
+            faults.append(str(problem))
+            continue
+        links = stage.page_links(repository, source.stem, build, notebook=False, pdf=pdf)
+        page = stage.stamped(markdown, build, source.name, links)
+        (staging / "book" / source.name).write_text(page, encoding="utf-8")
     BuildError.unless_empty(faults + stage.reference_faults(documents))
+    labelled = {label: record for found in origins.values() for label, record in found.items()}
+    (downloads / "provenance.json").write_text(json.dumps(labelled, indent=1) + "\n", encoding="utf-8")
     shutil.copyfile(root / "book" / "references.bib", staging / "book" / "references.bib")
     shutil.copyfile(root / "_toc.yml", staging / "_toc.yml")
     shutil.copytree(CODE / "latex", staging / "latex")
@@ -88,30 +133,26 @@ def digest(root: Path, staging: Path) -> str:
     """SHA-256 of everything that the rendering reads: staged files, this code, the lock."""
     named = {f"staging/{path.relative_to(staging)}": path for path in staging.rglob("*") if path.is_file()}
     named |= {f"ci/{path.name}": path for path in CODE.glob("*.py")} | {"lock": root / "requirements.lock"}
-    total = hashlib.sha256()
-    for name, path in sorted(named.items()):
-        total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
-    return total.hexdigest()
+    return depend.digest(named)
 
 
-def publish(made: Path, target: Path) -> None:
-    """Move `made` into the place of `target`."""
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.is_dir():
-        os.replace(target, old)
-    os.replace(made, target)
-    shutil.rmtree(old, ignore_errors=True)
+def build_book(
+    root: Path, profile: str, output: Path, pdf: bool, scheduler: str = "", *, only_render: bool = False
+) -> None:
+    """Build into `output`: `html/` and, if `pdf`, `fingerprint-not-blueprint.pdf` and the LaTeX that it was made from.
 
-
-def build_book(root: Path, profile: str, output: Path, pdf: bool, scheduler: str = "") -> None:
-    """Build into `output`: `html/` and, if `pdf`, `fingerprint-not-blueprint.pdf` and its LaTeX source."""
+    With `only_render` nothing is executed: the chapters were, here or on another machine. The pages are there as soon
+    as they pass their checks, the PDF when it does; `built.json` says that all is done.
+    """
+    started = time.monotonic()
     build = identify(root, profile)
-    staging = stage_book(root, build, output, pdf, scheduler)
+    build = executed_elsewhere(build, output) if only_render else build
+    executed = execute_book(root, build, output, scheduler, only_remembered=only_render)
+    staging = stage_book(root, build, output, pdf, executed)
     expected = [source.stem for source in stage.pages(root)]
     built = output / "built.json"
-    state = {"inputs": digest(root, staging), "pdf": pdf}
-    wanted = [output / "html" / "index.html", *([output / f"{render.DOCUMENT}.pdf"] if pdf else [])]
+    state = {**asdict(build), "inputs": digest(root, staging), "pdf": pdf}
+    wanted = [output / "html" / "index.html", *([output / name for name in (PDF, render.SOURCES)] if pdf else [])]
     if built.is_file() and json.loads(built.read_text()) == state and all(path.is_file() for path in wanted):
         print("nothing has changed since the last build", file=sys.stderr)
         return
@@ -120,15 +161,16 @@ def build_book(root: Path, profile: str, output: Path, pdf: bool, scheduler: str
     with ThreadPoolExecutor(2) as pool:
         html = pool.submit(render.jupyter_book, staging, output / "work-html", "html", build.epoch)
         latex = pool.submit(render.jupyter_book, staging, output / "work-pdf", "pdflatex", build.epoch) if pdf else None
-        html_folder = html.result()
-        latex_folder = latex.result() if latex else None
-    if latex_folder:  # a copy, for every page links to it
-        shutil.copyfile(latex_folder / f"{render.DOCUMENT}.pdf", html_folder / f"{render.DOCUMENT}.pdf")
-    BuildError.unless_empty(gates.faults(html_folder, latex_folder, expected, build))
-    publish(html_folder, output / "html")
-    if latex_folder:
-        render.bundle(latex_folder, output / f"{render.DOCUMENT}-latex.tar.gz", build.epoch)
-        os.replace(latex_folder / f"{render.DOCUMENT}.pdf", output / f"{render.DOCUMENT}.pdf")
+        pages = gates.read_pages(html.result(), expected)
+        BuildError.unless_empty(gates.html_faults(html.result(), pages, expected, build, coming=[PDF] if pdf else []))
+        swap(html.result(), output / "html")
+        print(f"the pages are new after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        if latex:
+            BuildError.unless_empty(gates.latex_faults(latex.result(), pages, build))
+            render.bundle(latex.result(), output / render.SOURCES, build.epoch)
+            for place in ((output / "html").resolve(), output):  # every page links to the one among them
+                shutil.copyfile(latex.result() / PDF, place / f".{PDF}")
+                os.replace(place / f".{PDF}", place / PDF)
     built.write_text(json.dumps(state))
 
 
@@ -141,22 +183,33 @@ def main(words: list[str] | None = None) -> int:
         "--pdf", choices=["wanted", "required"], default="wanted", help="'required': fail without LaTeX"
     )
     parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="Dask cluster for the chapters' long work")
+    parser.add_argument(
+        "--step", choices=["all", "execute", "render"], default="all", help="one half of the build, to be done here"
+    )
     arguments = parser.parse_args(words)
     missing = render.missing_pdf_tools()
     how = f"no PDF: {', '.join(missing)} not found; on Debian, run 'make latex' as root"
     try:
         if not (ROOT / "book" / "profiles" / f"{arguments.profile}.yml").is_file():
             raise BuildError(f"there is no profile {arguments.profile!r}; say PROFILE=smoke, pocket or paper")
-        if missing and arguments.pdf == "required":
+        if missing and arguments.pdf == "required" and arguments.step != "execute":
             raise BuildError(how)
         arguments.output.mkdir(parents=True, exist_ok=True)
-        with FileLock(arguments.output / ".lock"):
-            build_book(ROOT, arguments.profile, arguments.output.resolve(), not missing, arguments.scheduler)
+        output = arguments.output.resolve()
+        with FileLock(output / ".lock"):
+            if arguments.step == "execute":
+                build = identify(ROOT, arguments.profile)
+                execute_book(ROOT, build, output, arguments.scheduler)
+                note_machine(build, output)
+                print(f"executed: {output / 'executed'}")
+                return 0
+            only_render = arguments.step == "render"
+            build_book(ROOT, arguments.profile, output, not missing, arguments.scheduler, only_render=only_render)
     except BuildError as problem:
         print(f"the book was not built:\n{problem}", file=sys.stderr)
         return 1
     print(f"HTML: {arguments.output / 'html' / 'index.html'}")
-    print(how if missing else f"PDF:  {arguments.output / render.DOCUMENT}.pdf")
+    print(how if missing else f"PDF:  {arguments.output / PDF}")
     return 0
 
 

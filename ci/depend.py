@@ -6,7 +6,8 @@ the modules behind them. `ci.execute` compares what a kernel did import with wha
 """
 
 import ast
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,6 +49,14 @@ def reachable(cells: Iterable[str], folder: Path) -> dict[str, Path]:
             tree, _ = _parsed(path, path.stat().st_mtime_ns)
             waiting += _imported(tree, name, path.name == "__init__.py", known)
     return {name: known[name] for name in sorted(found)}
+
+
+def digest(named: Mapping[str, Path]) -> str:
+    """SHA-256 over names and contents of files."""
+    total = hashlib.sha256()
+    for name, path in sorted(named.items()):
+        total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
+    return total.hexdigest()
 
 
 def shipped(folder: Path) -> list[Path]:

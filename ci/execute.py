@@ -6,7 +6,6 @@ Prose is no part of that: only code cells are executed, and `with_outputs` puts 
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import sys
@@ -51,25 +50,32 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def cache_key(root: Path, source: Path, parameters: dict[str, str], device: str) -> str:
-    """SHA-256 over code cells, parameters, what they reach of the library, data, lock, interpreter and device."""
-    cells = code_cells(jupytext.read(source))
+def library_code(source: Path) -> dict[str, Path]:
+    """The files of the library that the code cells of `source` reach, and what ships beside them."""
     folder = depend.library()
-    library = [*depend.reachable([cell.source for cell in cells], folder).values(), *depend.shipped(folder)]
-    named = {f"library/{path.relative_to(folder).as_posix()}": path for path in library}
-    named |= {path.relative_to(root).as_posix(): path for path in data_files(root / "book")}
-    named["lock"] = root / "requirements.lock"
-    code = [[cell.metadata.get("tags", []), cell.source] for cell in cells]
-    about = [source.stem, code, parameters, device, platform.python_version()]
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name, path in sorted(named.items()):
-        digest.update(f"\0{name}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    modules = depend.reachable([cell.source for cell in code_cells(jupytext.read(source))], folder)
+    return {path.relative_to(folder).as_posix(): path for path in (*modules.values(), *depend.shipped(folder))}
+
+
+def cache_key(root: Path, source: Path, parameters: dict[str, str], machine: str) -> str:
+    """SHA-256 over code cells, parameters, what they reach of the library, data, lock, and the machine in words."""
+    code = [[cell.metadata.get("tags", []), cell.source] for cell in code_cells(jupytext.read(source))]
+    files = {path.relative_to(root).as_posix(): path for path in data_files(root / "book")}
+    files["lock"] = root / "requirements.lock"
+    about = [source.stem, code, parameters, machine]
+    about += [depend.digest(library_code(source)), depend.digest(files)]
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def execute(
-    root: Path, source: Path, parameters: dict[str, str], cache: Path, device: str, where: dict[str, str] | None = None
+    root: Path,
+    source: Path,
+    parameters: dict[str, str],
+    cache: Path,
+    machine: str,
+    where: dict[str, str] | None = None,
+    *,
+    only_remembered: bool = False,
 ) -> Path:
     """The folder with the executed cells, `<chapter>.ipynb`, and `figures/`, run now or remembered from an equal run.
 
@@ -77,20 +83,23 @@ def execute(
         root, source: the checkout, and the chapter's text notebook.
         parameters: which every chapter declares.
         cache: where executions are remembered.
-        device: what they run on.
+        machine: what they run on.
         where: parameters that say where work is done, not what comes out of it: given to the chapters that declare
             them, and no part of what an execution is remembered by.
+        only_remembered: execute nothing.
 
     Raises:
         BuildError: a parameter that the notebook does not declare, a cell that fails, or an edit while cells ran;
-            nothing is remembered then.
+            nothing is remembered then. With `only_remembered`, a chapter that would have to run.
     """
     name = source.stem
-    key = cache_key(root, source, parameters, device)
+    key = cache_key(root, source, parameters, machine)
     kept = cache / f"{name}-{key[:20]}"
     if kept.is_dir():
         os.utime(kept)
         return kept
+    if only_remembered:
+        raise BuildError(f"{source.name} was not executed in this state of the tree on {machine}: run 'make executed'")
     cache.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     print(f"executing {name} …", file=sys.stderr, flush=True)
@@ -104,7 +113,7 @@ def execute(
         (root / "results").mkdir(exist_ok=True)
         (work / "results").symlink_to(root / "results")  # a store addressed by content: equal results are computed once
         run_notebook(source, work / f"{name}.ipynb", parameters, work, where)
-        if cache_key(root, source, parameters, device) != key:
+        if cache_key(root, source, parameters, machine) != key:
             raise BuildError(f"{source.name}: something that it depends on was edited while it ran: build again")
         finished = Path(temporary) / "finished"
         finished.mkdir()

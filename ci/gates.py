@@ -2,10 +2,12 @@
 
 import re
 import subprocess
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from bs4 import BeautifulSoup
 
+from ci import links
 from ci.render import DOCUMENT
 from ci.version import Build
 
@@ -21,30 +23,39 @@ STYLE_LOADS = re.compile(r"@import\s+(?:url\()?\s*['\"]?([^'\")\s;]+)|url\(\s*['
 IDENTIFIER = re.compile(r"^(?:fig|tab)-[a-z0-9-]+$")
 
 
-def faults(html: Path, latex: Path | None, expected: list[str], build: Build) -> list[str]:
-    """All faults of the pages in `html` and, if there is one, of the LaTeX run in `latex`."""
-    found: list[str] = []
-    numbers: dict[str, str] = {}
-    titles: list[str] = []
-    listings = ""
-    for name in expected:
-        path = html / "book" / f"{name}.html"
-        if not path.is_file():
-            found.append(f"HTML: the page {name} is missing")
-            continue
-        page = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
-        found += page_faults(page, name, build)
-        numbers |= html_numbers(page)
-        titles.append(title(page))
-        listings += " ".join(block.get_text() for block in page.select("pre, code"))
+def read_pages(html: Path, expected: list[str]) -> dict[str, BeautifulSoup]:
+    """The pages of `expected` that are there, by name."""
+    paths = {name: html / "book" / f"{name}.html" for name in expected}
+    return {
+        name: BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+        for name, path in paths.items()
+        if path.is_file()
+    }
+
+
+def html_faults(
+    html: Path, pages: Mapping[str, BeautifulSoup], expected: list[str], build: Build, coming: Collection[str] = ()
+) -> list[str]:
+    """All faults of the HTML in `html`, which lacks as yet the files in `coming`."""
+    found = [f"HTML: the page {name} is missing" for name in expected if name not in pages]
+    for name, page in pages.items():
+        found += page_faults(page, name, build) + provenance_faults(page, name)
+    found += links.faults(html, coming)
     for sheet in sorted(html.rglob("*.css")):
         found += style_faults(sheet.read_text(encoding="utf-8"), sheet.name)
-    if latex:
-        log = (latex / f"{DOCUMENT}.log").read_text(encoding="utf-8", errors="replace")
-        found += log_faults(log)
-        found += pdf_faults(pdf_text(latex / f"{DOCUMENT}.pdf"), titles, build, listings)
-        found += number_faults(numbers, latex_numbers((latex / f"{DOCUMENT}.aux").read_text(encoding="utf-8")))
     return found
+
+
+def latex_faults(latex: Path, pages: Mapping[str, BeautifulSoup], build: Build) -> list[str]:
+    """All faults of the LaTeX run in `latex`, and where it differs from the HTML."""
+    log = (latex / f"{DOCUMENT}.log").read_text(encoding="utf-8", errors="replace")
+    aux = (latex / f"{DOCUMENT}.aux").read_text(encoding="utf-8")
+    pdf = latex / f"{DOCUMENT}.pdf"
+    numbers = {label: number for page in pages.values() for label, number in html_numbers(page).items()}
+    listings = " ".join(block.get_text() for page in pages.values() for block in page.select("pre, code"))
+    found = log_faults(log)
+    found += pdf_faults(pdf_text(pdf), [title(page) for page in pages.values()], build, listings)
+    return found + number_faults(numbers, latex_numbers(aux)) + font_faults(pdf_fonts(pdf))
 
 
 def title(page: BeautifulSoup) -> str:
@@ -77,6 +88,13 @@ def page_faults(page: BeautifulSoup, name: str, build: Build) -> list[str]:
     for pattern, what in ((PLACEHOLDERS, "placeholder"), (RAW_TEX, "raw TeX")):
         found += [f"HTML: {name}: {what} {match[0]!r}" for match in pattern.finditer(visible.get_text(" "))]
     return found
+
+
+def provenance_faults(page: BeautifulSoup, name: str) -> list[str]:
+    """Numbered figures and tables under which no provenance can be opened."""
+    told = {block.get("data-of") for block in page.select("details.provenance") if block.select("dd")}
+    numbered = [element["id"] for element in page.select("figure[id], table[id]") if IDENTIFIER.match(element["id"])]
+    return [f"HTML: {name}: {label} has no provenance" for label in numbered if label not in told]
 
 
 def style_loads(sheet: str) -> list[str]:
@@ -129,6 +147,23 @@ def pdf_faults(text: str, titles: list[str], build: Build, listings: str = "") -
             if match[0] not in listings:
                 context = flat[max(0, match.start() - 30) : match.end() + 30]
                 found.append(f"PDF: {what} near {context!r}")
+    return found
+
+
+def pdf_fonts(pdf: Path) -> str:
+    """The table of fonts that `pdffonts` prints."""
+    return subprocess.run(["pdffonts", str(pdf)], capture_output=True, text=True, check=True).stdout
+
+
+def font_faults(table: str) -> list[str]:
+    """Fonts that are bitmaps (Type 3) or not embedded."""
+    found = []
+    for row in table.splitlines()[2:]:
+        name = row.split()[0]
+        if re.search(r"\sType 3\s", row):
+            found.append(f"PDF: the font {name} is a bitmap (Type 3)")
+        elif re.search(r"\sno +(?:yes|no) +(?:yes|no) +\d+ +\d+$", row):
+            found.append(f"PDF: the font {name} is not embedded")
     return found
 
 

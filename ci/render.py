@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ci.failure import BuildError
 
-PDF_TOOLS = ("latexmk", "xelatex", "pdftotext")
+PDF_TOOLS = ("latexmk", "xelatex", "pdftotext", "pdffonts")
 DOCUMENT = "fingerprint-not-blueprint"
+SOURCES = f"{DOCUMENT}-latex.tar.gz"
 MATHJAX = ("tex-mml-chtml.js", "output/chtml/fonts", "input/tex/extensions")
 
 

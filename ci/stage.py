@@ -13,7 +13,7 @@ import yaml
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
-from ci import launch, text
+from ci import launch, provenance, text
 from ci.failure import BuildError
 from ci.render import DOCUMENT
 from ci.version import Build
@@ -21,6 +21,7 @@ from qkspectra.mime import FIGURE_MIME, HTML_MIME, TABLE_MIME, VALUES_MIME
 
 TITLE = re.compile(r"^# .+$", re.MULTILINE)
 PICTURES = (".svg", ".pdf")
+NUMBERS = (".csv", ".parquet")
 UNPRINTABLE = re.compile(r"<(Figure|Axes|matplotlib|pandas|IPython|qkspectra|[\w.]+ object at)|tensor\(")
 
 
@@ -35,20 +36,25 @@ def pages(root: Path) -> list[Path]:
     return found
 
 
+def title(markdown: str) -> str:
+    """The text of the page's title."""
+    return TITLE.search(markdown)[0].removeprefix("# ")
+
+
 def stamped(markdown: str, build: Build, where: str, links: Mapping[str, str]) -> str:
     """The page with two lines right under its title: which build it is, and in HTML what it can be had as.
 
     Args:
         links: text to address.
     """
-    title = TITLE.search(markdown)
-    if not title:
+    found = TITLE.search(markdown)
+    if not found:
         raise BuildError(f"{where}: the page does not begin with a title ('# …')")
     lines = f"\n\n:::{{container}} buildstamp\n{build.stamp}\n:::\n"
     if links:
         anchors = " · ".join(f'<a href="{address}">{label}</a>' for label, address in links.items())
         lines += f'\n```{{raw}} html\n<p class="page-links">{anchors}</p>\n```\n'
-    return markdown[: title.end()] + lines + markdown[title.end() :]
+    return markdown[: found.end()] + lines + markdown[found.end() :]
 
 
 def page_links(repository: str, page: str, build: Build, *, notebook: bool, pdf: bool) -> dict[str, str]:
@@ -86,6 +92,7 @@ def staged_notebook(
     shared: Mapping[str, Any] = MappingProxyType({}),
     links: Mapping[str, str] = MappingProxyType({}),
     data: Collection[str] = (),
+    origins: Mapping[str, provenance.Record] = MappingProxyType({}),
 ) -> NotebookNode:
     """The page that readers get: values in place, tables as tables, code folded, timings and bookkeeping gone.
 
@@ -93,6 +100,7 @@ def staged_notebook(
         shared: `chapter/key` to value, what the other chapters recorded.
         links: of the line under the title, see `stamped`.
         data: figures whose numbers can be downloaded.
+        origins: provenance by label; it goes below each figure and table.
 
     Raises:
         BuildError: every fault of the page at once.
@@ -101,6 +109,7 @@ def staged_notebook(
     faults += [f"{where}: the value {key!r} is recorded twice" for key in own.keys() & build.values.keys()]
     values = {**shared, **build.values, **own}
     faults += text.prose_faults("\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown"), where)
+    told = {label: provenance.details(label, record) for label, record in origins.items()}
     cells: list[NotebookNode] = []
 
     def prose(markdown: str, **how: str) -> None:
@@ -112,7 +121,7 @@ def staged_notebook(
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type != "code":
-            prose(text.with_data(cell.source, data), id=cell.id)
+            prose(text.with_data(text.after_figures(cell.source, told), data), id=cell.id)
             continue
         cells.append(cell := copy.deepcopy(cell))
         # Folded in HTML, and for that reason left out of the PDF.
@@ -121,7 +130,8 @@ def staged_notebook(
         for output in cell.outputs:
             shown = output.get("data", {})
             if TABLE_MIME in shown:
-                prose(text.table_markdown(shown[TABLE_MIME]), id=shown[TABLE_MIME]["name"][:64])
+                name = shown[TABLE_MIME]["name"]
+                prose(f"{text.table_markdown(shown[TABLE_MIME])}\n{told.get(name, '')}", id=name[:64])
             elif HTML_MIME in shown:
                 raw = f"```{{raw}} html\n{shown[HTML_MIME]}\n```"
                 cells.append(new_markdown_cell(raw, id=f"{cell.id}-html"))
@@ -193,13 +203,13 @@ def copy_figures(source: Path, pictures: Path, data: Path) -> set[str]:
     """
     for folder in (pictures, data):
         folder.mkdir(parents=True, exist_ok=True)
-    files = sorted(source.iterdir()) if source.is_dir() else []
+    files = [file for file in sorted(source.glob("*")) if file.suffix in PICTURES + NUMBERS]
     for file in files:
         target = (pictures if file.suffix in PICTURES else data) / file.name
         if target.exists():
             raise BuildError(f"two chapters save a figure named {file.name}; begin each name with its chapter's")
         shutil.copyfile(file, target)
-    return {file.stem for file in files if file.suffix not in PICTURES}
+    return {file.stem for file in files if file.suffix in NUMBERS}
 
 
 def configuration(root: Path, build: Build) -> str:

@@ -1,7 +1,8 @@
 """The text of a chapter: values put in, and what authors must not leave in it."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from ci.failure import BuildError
 from qkspectra.book import format_value
@@ -100,6 +101,26 @@ def with_data(text: str, figures: Collection[str]) -> str:
         return f'{match[0]}\n\n```{{raw}} html\n<p class="figure-data">Numbers of this figure: {links}</p>\n```'
 
     return FENCE.sub(append, text)
+
+
+def figures(text: str) -> list[tuple[str, str]]:
+    """Label and file name, without folder and ending, of every figure that `text` shows."""
+    return [(name, Path(match["info"]).stem) for match in FENCE.finditer(text) if (name := _figure_label(match))]
+
+
+def after_figures(text: str, additions: Mapping[str, str]) -> str:
+    """`text` with the addition of each figure's label below it."""
+
+    def extended(match: re.Match) -> str:
+        label = _figure_label(match)
+        return f"{match[0]}\n\n{additions[label]}" if label in additions else match[0]
+
+    return FENCE.sub(extended, text)
+
+
+def _figure_label(match: re.Match) -> str | None:
+    named = re.search(r"^:name:[ \t]*(\S+)", match["body"], re.MULTILINE)
+    return named[1] if named and match["info"].startswith("{figure}") else None
 
 
 def table_markdown(table: dict) -> str:

@@ -19,11 +19,22 @@ class Build:
     epoch: int
     profile: str
     device: str
+    python: str = platform.python_version()
+
+    @property
+    def machine(self) -> str:
+        """What results may depend on besides code and data."""
+        return f"{self.device}, Python {self.python}"
 
     @property
     def stamp(self) -> str:
         """The line under every title."""
         return f"Version {self.version} · commit {self.commit} · profile {self.profile} · computed on {self.device}"
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What the provenance of every figure and table begins with."""
+        return {"version": self.version, "commit": self.commit, "device": self.device}
 
     @property
     def values(self) -> dict[str, str]:
@@ -37,21 +48,25 @@ class Build:
 
 
 def identify(root: Path, profile: str) -> Build:
-    """The build of the tree at `root`: version from the nearest tag; `+changes` where tracked files differ."""
+    """The build of the tree at `root`: version from the nearest tag; `+changes` where files differ or are new.
+
+    The time is SOURCE_DATE_EPOCH where that is set, or else the commit's; without a commit, today's.
+    """
 
     def git(*arguments: str) -> str:
         finished = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
         return finished.stdout.strip() if finished.returncode == 0 else ""
 
     commit = git("rev-parse", "--short=12", "HEAD") or "unknown"
-    if git("status", "--porcelain", "--untracked-files=no"):
+    if git("status", "--porcelain"):
         commit += "+changes"
     version = git("describe", "--tags", "--abbrev=0").removeprefix("v")
     if not version:
         version = f"{installed('qkspectra')}.dev{git('rev-list', '--count', 'HEAD') or 0}"
     elif ahead := int(git("rev-list", "--count", f"v{version}..HEAD") or 0):
         version += f".post{ahead}"
-    return Build(version, commit, int(git("log", "-1", "--format=%ct") or time.time()), profile, device())
+    epoch = os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct") or time.time() // 86400 * 86400
+    return Build(version, commit, int(epoch), profile, device())
 
 
 def device() -> str:

@@ -76,6 +76,8 @@ Rules, each checked by the build:
 - Cells run in a folder of their own beside copies of the data files of `book/` (`profiles/`, `*.yml`, …): read those by
   relative path and nothing else from the source tree. `results/` there is the store that lasts from build to build:
   `Store(Path("results"))`.
+- Each figure and table carries its provenance: every model that was opened and every result that was read or stored
+  before it in the chapter. `figures.save` and `table` see to that; any other way to make one stops the build.
 - Labels begin with `eq-`, `fig-`, `tab-` or `sec-`. Cite from `book/references.bib`.
 """
 
@@ -91,6 +93,7 @@ import yaml
 from IPython.display import display
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
+from qkspectra import record
 from qkspectra.errors import InputError
 from qkspectra.mime import HTML_MIME, TABLE_MIME, VALUES_MIME
 
@@ -182,6 +185,7 @@ def table(frame: pd.DataFrame, name: str, caption: str, columns: Mapping[str, tu
         "headings": [heading for heading, _ in columns.values()],
         "align": ["left" if spec == "s" else "right" for _, spec in columns.values()],
         "rows": rows,
+        "provenance": record.entered(),
     }
     preview = pd.DataFrame(rows, columns=content["headings"])
     display(
@@ -265,6 +269,9 @@ def profile(name: str, folder: Path = Path("profiles")) -> Profile:
         known = ", ".join(sorted(found.stem for found in folder.glob("*.yml"))) or "none here"
         raise InputError(f"there is no profile {name!r}; the profiles are: {known}")
     try:
-        return Profile(name=name, **yaml.safe_load(path.read_text(encoding="utf-8")))
+        sizes = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = Profile(name=name, **sizes)
     except (ValidationError, yaml.YAMLError, TypeError) as problem:
         raise InputError(f"the profile {path} cannot be read: {problem}") from problem
+    record.profile(name, sizes)
+    return found

@@ -5,6 +5,7 @@ Importing this module sets Matplotlib's style for the process, so that every fig
 
 import base64
 import io
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from qkspectra import tables
+from qkspectra import record, tables
 from qkspectra.mime import FIGURE_MIME
 from qkspectra.store import replacing
 
@@ -55,8 +56,9 @@ matplotlib.rcParams.update(
 def save(figure: Figure, name: str, data: pd.DataFrame | None = None, folder: Path = Path("figures")) -> None:
     """Write `<folder>/<name>.svg` for HTML and `<folder>/<name>.pdf` for LaTeX; equal figures give equal files.
 
-    Each file is complete or absent, whatever interrupts the writing. In a notebook the figure is shown as well, and the
-    book puts it where the text says instead.
+    Beside them lies `<name>.json`, the figure's provenance (`record.entered`). Each file is complete or absent,
+    whatever interrupts the writing. In a notebook the figure is shown as well, and the book puts it where the text says
+    instead.
 
     Args:
         data: the numbers behind the figure, written beside it as `.csv` and `.parquet`.
@@ -67,6 +69,8 @@ def save(figure: Figure, name: str, data: pd.DataFrame | None = None, folder: Pa
     if data is not None:
         for suffix in (".csv", ".parquet"):
             tables.write(data, folder / f"{name}{suffix}")
+    with replacing(folder / f"{name}.json") as temporary:
+        temporary.write_text(json.dumps(record.entered(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
         picture = io.BytesIO()
         _draw(figure, picture, "png", dpi=100)

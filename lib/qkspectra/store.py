@@ -17,7 +17,6 @@ import hashlib
 import inspect
 import json
 import os
-import platform
 import subprocess
 import tempfile
 import time
@@ -25,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,10 +31,10 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock
 
+from qkspectra import record
 from qkspectra.errors import InputError
 
 _LIBRARY = Path(__file__).parent
-_VERSIONS = ("numpy", "pandas", "pyarrow", "scipy", "torch")
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,9 @@ class Store:
             extra: more JSON values for the provenance.
         """
         made = {**provenance(address, seconds=seconds, seeds=seeds, device=device), **extra}
-        return _write(self.root / address.key, table, made)
+        stored = _write(self.root / address.key, table, made)
+        record.result(stored.provenance, shipped=False)
+        return stored
 
     def cached(
         self,
@@ -176,6 +176,8 @@ def read(path: Path, study: str | None = None, parameters: Mapping[str, Any] | N
         )
     if hashlib.sha256(content).hexdigest() != made["table_sha256"]:
         raise InputError(f"{table_path} does not match its provenance: delete it and run the study again")
+    address = Address(made["study"], made["parameters"], made["sources"])
+    record.result(made, shipped=path.name != address.key)
     return Result(pd.read_parquet(table_path), made)
 
 
@@ -190,7 +192,7 @@ def provenance(address: Address, *, seconds: float, seeds: Sequence[int], device
         "seeds": list(seeds),
         "device": device,
         "seconds": round(seconds, 3),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _VERSIONS}},
+        "versions": record.versions(),
     }
 
 

@@ -1,5 +1,6 @@
 """The book in HTML and PDF: a small one with everything that has broken a book before, and the smoke profile."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 
-from ci import build, gates, render
+from ci import browse, build, depend, gates, publish, render
 from ci.failure import BuildError
 
 SAMPLE = Path(__file__).parent / "sample"
@@ -73,6 +74,20 @@ def test_a_citation_in_a_caption_and_cross_references_arrive_in_the_pdf(pdf_text
     assert "see Figure 1.1, Figure 2.1 and Table 1.1" in pdf_text
 
 
+def test_provenance_is_a_click_away_and_in_the_appendix_of_the_pdf(sample, pdf_text):
+    told = page(sample[1], "first").select_one("#fig-line").find_next_sibling("details")
+    assert told["data-of"] == "fig-line"
+    assert "execution first-" in told.get_text()
+    assert page(sample[1], "provenance").select_one('a[href="first.html#fig-line"]')
+    appendix = pdf_text[pdf_text.rindex("3 Provenance Version") :]
+    assert "Table 1.1, Figure 1.1: • no model" in appendix
+    assert json.loads((sample[1] / "html" / "provenance.json").read_text()).keys() == {
+        "tab-heads",
+        "fig-line",
+        "fig-other-line",
+    }
+
+
 def test_headings_of_the_root_page_are_sections_of_the_pdf(sample):
     latex = (sample[1] / "work-pdf" / "_build" / "latex" / f"{render.DOCUMENT}.tex").read_text()
     assert latex.count("\\section*{") == 2
@@ -121,6 +136,37 @@ def test_formulae_load_mathjax_from_the_book(sample):
     assert list((path.parent / "output" / "chtml" / "fonts").rglob("*.woff"))
 
 
+def test_what_is_built_can_be_published_and_is_marked_where_it_cannot(sample, tmp_path):
+    state = json.loads((sample[1] / "built.json").read_text())
+    assert (state["commit"], state["profile"], state["pdf"]) == ("unknown", "smoke", True)
+    with pytest.raises(BuildError, match="not of a commit"):
+        publish.add(sample[1], tmp_path, publish.ROOT / "CITATION.cff")
+    with tarfile.open(sample[1] / render.SOURCES) as archive:
+        names = {Path(name).name for name in archive.getnames()}
+    assert {f"{render.DOCUMENT}.tex", "first-line.pdf", "qkbook.sty"} <= names
+    assert not {f"{render.DOCUMENT}.pdf", f"{render.DOCUMENT}.log"} & names
+
+
+def test_the_same_book_built_again_elsewhere_is_the_same_bit_for_bit(sample, tmp_path, monkeypatch):
+    tree, first = sample
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(json.loads((first / "built.json").read_text())["epoch"]))
+    output = tmp_path / "out"
+    shutil.copytree(first / "executed", output / "executed")
+    build.build_book(tree, "smoke", output, pdf=True)
+    for folder in (first, output):
+        assert (folder / "html").is_symlink()
+    digests = [depend.digest(everything(folder)) for folder in (first, output)]
+    differing = [name for name, path in everything(first).items() if path.read_bytes() != (output / name).read_bytes()]
+    assert differing == []
+    assert digests[0] == digests[1]
+
+
+def everything(output):
+    """What readers get of a build, by name."""
+    files = [output / PDF, output / render.SOURCES, *(output / "html").rglob("*")]
+    return {path.relative_to(output).as_posix(): path for path in files if path.is_file()}
+
+
 def test_an_unchanged_book_is_not_built_again(sample, capsys):
     tree, output = sample
     before = (output / PDF).stat().st_mtime_ns
@@ -129,10 +175,30 @@ def test_an_unchanged_book_is_not_built_again(sample, capsys):
     assert (output / PDF).stat().st_mtime_ns == before
 
 
+def test_chapters_executed_elsewhere_are_rendered_and_never_run_here(sample, tmp_path, monkeypatch):
+    tree, first = sample
+    monkeypatch.setattr(build, "render", None)  # nothing below gets that far
+    output = tmp_path / "out"
+    output.mkdir()
+    with pytest.raises(BuildError, match="nothing executed"):
+        build.build_book(tree, "smoke", output, pdf=False, only_render=True)
+    shutil.copytree(first / "executed", output / "executed")
+    here = build.identify(tree, "smoke")
+    assert [folder.parent for folder in build.execute_book(tree, here, output).values()] == [output / "executed"] * 3
+    build.note_machine(here, output)
+    made = json.loads((output / "executed" / build.MACHINE).read_text())
+    assert build.executed_elsewhere(here, output) == here
+    with pytest.raises(BuildError, match="holds the profile smoke, not paper"):
+        build.build_book(tree, "paper", output, pdf=False, only_render=True)
+    (output / "executed" / build.MACHINE).write_text(json.dumps(made | {"device": "another GPU"}))
+    assert build.executed_elsewhere(here, output).stamp.endswith("computed on another GPU")
+    with pytest.raises(BuildError, match=r"intro\.md was not executed .* on another GPU"):
+        build.build_book(tree, "smoke", output, pdf=False, only_render=True)
+
+
 BREAKAGES = {
     "{eq}`eq-fraction`; see": "{eq}`eq-lost`; see",
     "{cite:t}`ginibre1965statistical`.": "{cite:t}`nobody`.",
-    "first-line.{kind}": "first-gone.{kind}",
 }
 
 
@@ -140,7 +206,8 @@ BREAKAGES = {
     ("changes", "faults"),
     [
         ({"drop=-0.25, ": ""}, ["no cell recorded a value for {{ drop:.2f }}"]),
-        (BREAKAGES, ["eq-lost", "nobody", "first-line"]),
+        ({'"first-line")': '"first-gone")'}, ["the figure first-line has no provenance"]),
+        (BREAKAGES, ["eq-lost", "nobody"]),
     ],
 )
 def test_a_broken_book_is_not_published(sample, tmp_path, request, changes, faults):
@@ -168,7 +235,9 @@ def test_without_latex_the_html_is_built_and_one_line_says_how(sample, monkeypat
     monkeypatch.setattr(render.shutil, "which", lambda tool: None)
     assert build.main(["--profile", "smoke", "--output", str(output)]) == 0
     assert (
-        capsys.readouterr().out.splitlines()[1].startswith("no PDF: latexmk, xelatex, pdftotext not found; on Debian")
+        capsys.readouterr()
+        .out.splitlines()[1]
+        .startswith("no PDF: latexmk, xelatex, pdftotext, pdffonts not found; on Debian")
     )
     assert (output / "html" / "index.html").is_file()
     assert build.main(["--profile", "smoke", "--output", str(output), "--pdf", "required"]) == 1
@@ -189,3 +258,9 @@ def test_the_smoke_book_is_built_in_html_and_pdf(request):
     for source in sorted((root / "book").glob("*.md")):
         assert (output / "html" / "book" / f"{source.stem}.html").is_file(), source
     assert "%PDF" in (output / PDF).read_bytes()[:8].decode(errors="replace")
+
+
+@pytest.mark.skipif(browse.chromium() is None, reason="no Chromium here: on Debian, apt-get install chromium")
+def test_a_browser_finds_nothing_wrong_with_the_smoke_book(request):
+    html = request.config.rootpath / "_build" / "smoke" / "html"
+    assert browse.faults(html.resolve(), browse.chromium()) == []

@@ -54,11 +54,47 @@ def test_style_sheets_load_nothing_from_elsewhere():
         assert "a.css loads" in gates.style_faults(sheet, "a.css")[0]
 
 
+def test_provenance_stands_with_every_figure_and_table():
+    told = '<details class="provenance" data-of="{0}"><dl><dt>Version</dt><dd>1.2</dd></dl></details>'
+    numbered = '<figure id="fig-a"></figure><table id="tab-b"></table><figure id="id1"></figure>'
+
+    def found(page):
+        return gates.provenance_faults(BeautifulSoup(page, "html.parser"), "theory")
+
+    assert found(numbered + told.format("fig-a") + told.format("tab-b")) == []
+    assert found(numbered + told.format("fig-a")) == ["HTML: theory: tab-b has no provenance"]
+    assert len(found(numbered + told.format("fig-a") + '<details class="provenance" data-of="tab-b"></details>')) == 1
+
+
+FONTS = """\
+name                                 type              encoding         emb sub uni object ID
+------------------------------------ ----------------- ---------------- --- --- --- ---------
+NMCWYZ+TeXGyreHeros-BoldItalic-Identity-H CID Type 0C       Identity-H       yes yes yes      5  0
+UFAHSW+DejaVuSansMono-Bold           CID TrueType      Identity-H       yes yes yes     34  0
+"""
+
+
+def test_fonts_of_the_pdf_are_embedded_outlines():
+    assert gates.font_faults(FONTS) == []
+    assert gates.font_faults(FONTS.replace("CID TrueType", "Type 3      ")) == [
+        "PDF: the font UFAHSW+DejaVuSansMono-Bold is a bitmap (Type 3)"
+    ]
+    assert gates.font_faults(FONTS.replace("yes yes yes     34", "no  no  yes     34")) == [
+        "PDF: the font UFAHSW+DejaVuSansMono-Bold is not embedded"
+    ]
+
+
 def test_a_missing_page_is_named(tmp_path):
-    (tmp_path / "book").mkdir()
-    (tmp_path / "book" / "intro.html").write_text(PAGE)
-    assert gates.faults(tmp_path, None, ["intro"], BUILD) == []
-    assert gates.faults(tmp_path, None, ["intro", "theory"], BUILD) == ["HTML: the page theory is missing"]
+    for name, content in {
+        "book/intro.html": PAGE,
+        "book/_static/a.css": "",
+        "book/_images/line.svg": "<svg/>",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    for expected, faults in ((["intro"], []), (["intro", "theory"], ["HTML: the page theory is missing"])):
+        pages = gates.read_pages(tmp_path, expected)
+        assert gates.html_faults(tmp_path, pages, expected, BUILD) == faults
 
 
 def test_what_latex_says_without_failing():

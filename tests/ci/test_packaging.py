@@ -1,5 +1,6 @@
 """What is declared in one place agrees with the other places, and the scripts answer plainly."""
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ci import crate
 from ci.execute import is_notebook
 from ci.lock import pins
 from ci.version import identify
@@ -131,8 +133,8 @@ def programs(tmp_path):
     return add
 
 
-def run_script(name, environment, folder=ROOT):
-    command = ["/bin/bash", str(ROOT / "ci" / name)]
+def run_script(name, environment, folder=ROOT, arguments=()):
+    command = ["/bin/bash", str(ROOT / "ci" / name), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -184,7 +186,50 @@ def test_where_latex_cannot_be_installed_one_line_says_so(programs, scripts, lin
     assert line in finished.stderr.splitlines()[-1]
 
 
-def test_the_version_comes_from_the_tag_and_the_commit(tmp_path):
+GH = """
+case "$1 $2" in
+"release list") ls "$RELEASES" ;;
+"release download") cp "$RELEASES/$3"/* "$7" ;;
+"release create") mkdir "$RELEASES/$3" && cp "${@: -2}" "$RELEASES/$3" ;;
+esac
+"""
+
+
+def test_releases_become_a_site_again(programs, tmp_path):
+    environment = {
+        **os.environ,
+        "PATH": f"{programs({'gh': GH})['PATH']}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    environment |= {"RELEASES": str(tmp_path / "releases"), "SITE": str(tmp_path / "site")}
+    (tmp_path / "releases").mkdir()
+    for number in ("0.9.0", "0.10.0"):
+        folder = tmp_path / "site" / number
+        folder.mkdir(parents=True)
+        for name in ("index.html", crate.NAME, "fingerprint-not-blueprint.pdf"):
+            (folder / name).write_text(number)
+        assert run_script("release.sh", environment, arguments=[f"v{number}"]).returncode == 0
+    assert run_script("release.sh", environment, arguments=["v0.11.0"]).stderr.startswith("there is no version 0.11.0")
+    shutil.rmtree(tmp_path / "site")
+    finished = run_script("collect-site.sh", environment)
+    assert finished.returncode == 0, finished.stderr
+    assert (tmp_path / "site" / "latest" / "index.html").read_text() == "0.10.0"
+    assert (tmp_path / "site" / "0.9.0" / "index.html").read_text() == "0.9.0"
+    assert not list((tmp_path / "site").glob(".part-*"))
+
+
+def test_the_archive_agrees_with_the_citation():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    archive = json.loads((ROOT / ".zenodo.json").read_text())
+    assert archive["title"] == citation["title"]
+    assert [creator["name"] for creator in archive["creators"]] == [author["name"] for author in citation["authors"]]
+    assert archive["keywords"] == citation["keywords"]
+    assert archive["license"] in {name.lower() for name in citation["license"]}
+    assert archive["upload_type"] == citation["type"]
+    assert archive["related_identifiers"][0]["identifier"] == citation["references"][0]["identifiers"][0]["value"]
+    assert set(citation["license"]) == set(crate.LICENCES)
+
+
+def test_the_version_comes_from_the_tag_and_the_commit(tmp_path, monkeypatch):
     def git(*arguments):
         identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, env=environment)
@@ -200,7 +245,12 @@ def test_the_version_comes_from_the_tag_and_the_commit(tmp_path):
     clean = identify(tmp_path, "smoke")
     assert clean.version == "0.2.0"
     assert re.fullmatch(r"[0-9a-f]{12}", clean.commit)
-    assert clean.epoch > 0
+    assert clean.epoch > 1
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+    assert identify(tmp_path, "smoke").epoch == 1
+    (tmp_path / "b").write_text("new")
+    assert identify(tmp_path, "smoke").commit == clean.commit + "+changes"
+    (tmp_path / "b").unlink()
     (tmp_path / "a").write_text("2")
     assert identify(tmp_path, "smoke").commit == clean.commit + "+changes"
     git("commit", "-am", "two")

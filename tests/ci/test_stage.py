@@ -12,6 +12,17 @@ from ci.version import Build
 from qkspectra.mime import FIGURE_MIME, HTML_MIME, TABLE_MIME, VALUES_MIME
 
 BUILD = Build("1.2", "abc", 0, "smoke", "CPU")
+ORIGIN = {
+    "version": "1.2",
+    "commit": "abc",
+    "device": "CPU",
+    "execution": "page-0",
+    "library": "code",
+    "profile": {},
+    "versions": {"python": "3.11"},
+    "models": [],
+    "results": [],
+}
 TABLE = {"name": "tab-a", "caption": "Of {{ heads }}.", "headings": ["A"], "align": ["right"], "rows": [["1"]]}
 
 
@@ -34,13 +45,26 @@ def test_values_tables_and_the_stamp_are_put_in_place():
         code(shown(VALUES_MIME, {"heads": 270}), shown(TABLE_MIME, TABLE)),
         new_markdown_cell("After."),
     )
-    done = stage.staged_notebook(page(*cells), BUILD, "page.md")
+    done = stage.staged_notebook(page(*cells), BUILD, "page.md", origins={"tab-a": ORIGIN})
     nbformat.validate(done)
     assert [cell.cell_type for cell in done.cells] == ["markdown", "markdown", "code", "markdown", "markdown"]
     assert done.cells[0].source.startswith(f"# Title\n\n:::{{container}} buildstamp\n{BUILD.stamp}\n:::\n")
     assert done.cells[1].source == "There are 270, version 1.2."
     assert done.cells[2].outputs == []
     assert ":::{table} Of 270." in done.cells[3].source
+    assert done.cells[3].source.endswith("</dl></details>\n```\n")
+
+
+def test_provenance_stands_below_each_figure():
+    figure = "```{figure} figures/page-line.*\n:name: fig-line\n:alt: A line.\n\nA line.\n```"
+    done = stage.staged_notebook(
+        page(new_markdown_cell(f"{figure}\n\nText.")), BUILD, "page.md", origins={"fig-line": ORIGIN}
+    )
+    before, _, after = done.cells[1].source.partition(
+        '\n\n```{raw} html\n<details class="provenance" data-of="fig-line">'
+    )
+    assert before == figure
+    assert after.endswith("\n```\n\n\nText.")
 
 
 def test_values_of_other_chapters_are_found_by_their_name():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from qkspectra import record
 from qkspectra.errors import InputError
 from qkspectra.weights import families, running, sources
 from qkspectra.weights.layout import LayerQK, ModelLayout
@@ -89,4 +90,5 @@ def open_model(name: str, revision: str | Revision | None = None, *, ranges: boo
         )
     if isinstance(tensors, RemoteTensors):
         tensors.expect([families.read_names(config, tensors, layer, layout) for layer in range(layout.n_layers)])
+    record.model(source.name, source.revision, source.commit, lambda: source.content_hash)
     return Weights(source, config, layout, tensors)
