@@ -59,7 +59,8 @@ class Square:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as running:
+    # Any port: two processes of the suite may each have a cluster.
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as running:
         yield running
 
 

@@ -3,19 +3,11 @@
 import json
 
 import pandas as pd
-import pytest
 
 from qkspectra import book, figures, record
 from qkspectra.store import Address, Store, read, ship
 
 TABLE = pd.DataFrame({"x": [1.0]})
-
-
-@pytest.fixture(autouse=True)
-def nothing(monkeypatch):
-    """A process into which nothing has entered."""
-    for name in ("_profile", "_models", "_results"):
-        monkeypatch.setattr(record, name, {})
 
 
 def test_nothing_has_entered_at_first():

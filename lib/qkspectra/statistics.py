@@ -180,7 +180,7 @@ def lower_median(values: Float[np.ndarray, " n"]) -> float:
 
 
 def nested_median(
-    groups: Sequence[Float[np.ndarray, " members"]], level: float = 0.95, samples: int = 4000, seed: int = 0
+    groups: Sequence[Float[np.ndarray, "_"]], level: float = 0.95, samples: int = 4000, seed: int = 0
 ) -> tuple[float, float, float]:
     """`lower_median` of all values, and its bootstrap interval: groups are drawn with replacement, then their members.
 

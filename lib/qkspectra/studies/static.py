@@ -15,15 +15,29 @@ from qkspectra.operators import QKOperator, operator_of
 from qkspectra.spectrum import Spectrum, measure
 from qkspectra.store import Address, Store, source_hash
 from qkspectra.studies import audit
-from qkspectra.weights import families, gguf, layout, model, reader, rotary, running
+from qkspectra.weights import (
+    families,
+    gguf,
+    layout,
+    model,
+    panels,
+    ranges,
+    reader,
+    remote,
+    revisions,
+    rotary,
+    running,
+    schedules,
+)
 from qkspectra.weights.families import absolute, alibi, common, fused, rope
 from qkspectra.weights.model import Weights
 
 SOURCES = (
     *(attention, behaviour, channels, intervene, null, operators, scores, spectrum, audit),
     *(families, gguf, layout, model, reader, rotary, running, absolute, alibi, common, fused, rope),
+    *(panels, ranges, remote, revisions, schedules),
 )
-"""Modules whose text decides what an audit finds."""
+"""Modules whose text decides what an audit finds, and of which weights."""
 
 Heads = list[tuple[int, int]]
 
