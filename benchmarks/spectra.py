@@ -10,6 +10,7 @@ import torch
 from benchmarks.row import Row, best_times
 from qkspectra.operators import QKOperator
 from qkspectra.spectrum import Spectrum, measure
+from qkspectra.threads import threads
 
 LAYERS, HEADS, D_HEAD, D_MODEL = 12, 12, 64, 768
 
@@ -41,10 +42,8 @@ def rows() -> list[Row]:
         single = wq.float(), wk.float()
         candidates["peer"] = lambda: FactoredMatrix(wq.mT, wk).eigenvalues
         candidates["peer, single"] = lambda: FactoredMatrix(single[0].mT, single[1]).eigenvalues
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    seconds = best_times(candidates)
-    torch.set_num_threads(threads)
+    with threads(2):
+        seconds = best_times(candidates)
     ratio = {name: seconds["ours"] / time for name, time in seconds.items()}
     missing = "" if "peer" in ratio else ": not installed"
     return [

@@ -7,9 +7,8 @@ backward, on operands of the same shapes and strides.
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.row import Row, best_times
 from qkspectra.studies.training import ENSEMBLE
+from qkspectra.threads import threads
 from qkspectra.toy.model import ModelConfig, unflatten
 from qkspectra.toy.train import Ensemble, TrainConfig
 
@@ -54,16 +54,6 @@ def products(step: Callable[[], object]) -> Callable[[], None]:
             call()
 
     return replay
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _ours(scheme: str, ban: str = "none", seeds: int = ENSEMBLE) -> Ensemble:
@@ -169,7 +159,7 @@ def rows() -> list[Row]:
     config = TrainConfig(ModelConfig("absolute"))
     tokens = config.batch * config.model.length
     result = []
-    with _threads(1):
+    with threads(1):
         for scheme, ban in (("absolute", "none"), ("rope", "none"), ("rope", "symmetric")):
             ensemble = _ours(scheme, ban)
             seconds = best_times({"step": ensemble.step, "products": products(ensemble.step)}, STEPS)

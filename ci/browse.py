@@ -15,7 +15,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
-from ci.failure import BuildError
+from ci.failure import BuildError, told
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SCREENS = (("light", 1280, 900), ("dark", 390, 844))
@@ -126,22 +126,18 @@ def _weight(asked: list[str]) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def main(words: list[str] | None = None) -> int:
+@told
+def main(words: list[str] | None = None) -> None:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Open every page in headless Chromium and look for faults.")
     parser.add_argument("html", type=Path, nargs="?", default=Path("_build/html"))
     arguments = parser.parse_args(words)
-    try:
-        program = chromium()
-        if program is None:
-            raise BuildError(f"no browser found ({', '.join(PROGRAMS)}): on Debian, apt-get install chromium")
-        if not (arguments.html / "index.html").is_file():
-            raise BuildError(f"there is no book in {arguments.html}: run 'make book' first")
-        BuildError.unless_empty(faults(arguments.html.resolve(), program))
-    except BuildError as problem:
-        print(problem, file=sys.stderr)
-        return 1
-    return 0
+    program = chromium()
+    if program is None:
+        raise BuildError(f"no browser found ({', '.join(PROGRAMS)}): on Debian, apt-get install chromium")
+    if not (arguments.html / "index.html").is_file():
+        raise BuildError(f"there is no book in {arguments.html}: run 'make book' first")
+    BuildError.unless_empty(faults(arguments.html.resolve(), program))
 
 
 if __name__ == "__main__":

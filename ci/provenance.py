@@ -15,7 +15,7 @@ from nbformat import NotebookNode
 
 from ci import text
 from ci.failure import BuildError
-from qkspectra.book import TABLE_MIME
+from qkspectra.mime import TABLE_MIME
 
 LONG = 60
 """Characters of one parameter that the appendix prints; the JSON file has all of them."""

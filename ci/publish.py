@@ -22,7 +22,7 @@ from filelock import FileLock
 from packaging.version import InvalidVersion, Version
 
 from ci import crate
-from ci.failure import BuildError
+from ci.failure import BuildError, told
 from ci.render import DOCUMENT, SOURCES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,22 +128,18 @@ def _replace(path: Path, make: Callable[[Path], object]) -> None:
     os.replace(part, path)
 
 
-def main(words: list[str] | None = None) -> int:
+@told
+def main(words: list[str] | None = None) -> None:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Publish the book that was built last as a version of the site.")
     parser.add_argument("--built", type=Path, default=ROOT / "_build", help="where the book was built")
     parser.add_argument("--site", type=Path, default=ROOT / "site", help="where the versions are")
     parser.add_argument("--index", action="store_true", help="add nothing: name the versions that are there")
     arguments = parser.parse_args(words)
-    try:
-        if arguments.index:
-            index(arguments.site)
-        else:
-            print(add(arguments.built, arguments.site, ROOT / "CITATION.cff"))
-    except BuildError as problem:
-        print(problem, file=sys.stderr)
-        return 1
-    return 0
+    if arguments.index:
+        index(arguments.site)
+    else:
+        print(add(arguments.built, arguments.site, ROOT / "CITATION.cff"))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch import Tensor
 from qkspectra import figures, figures_audit
 from qkspectra.null import null_operator, null_samples
 from qkspectra.operators import QKOperator, operator_of
-from qkspectra.spectrum import Spectrum
+from qkspectra.spectrum import Spectrum, frequency_energies
 from qkspectra.studies import audit as study
 from qkspectra.studies import static
 from qkspectra.studies.audit import Say
@@ -219,16 +219,10 @@ def states(recorded: pd.DataFrame, *, samples: int, seed: int) -> list[State]:
 
 
 def frequencies(op: QKOperator) -> tuple[Float64[Tensor, "heads freq"], Float64[Tensor, "heads freq"]]:
-    """`|Re M_t|^2` and `|Im M_t|^2` of every frequency, over their sum: `phase_energy` is the sum of the second.
-
-    With `Q = (A_q, B_q)`, `K = (A_k, B_k)` the two rows of frequency `t` and `J` the turn by a right angle,
-    `Re M_t = Q^T K` and `Im M_t = Q^T J K`, so only the 2 x 2 Gram matrices enter.
-    """
+    """`|Re M_t|^2` and `|Im M_t|^2` of every frequency, over their sum: `phase_energy` is the sum of the second."""
     assert op.rotary is not None
     q, k = (rows[:, op.rotary.pairs] for rows in (op.wq, op.wk))
-    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
-    gq, gk = q @ q.mT, k @ k.mT
-    even, odd = (gq * gk).sum((-2, -1)), (gq * (turn @ gk @ turn.mT)).sum((-2, -1))
+    even, odd = frequency_energies(q @ q.mT, k @ k.mT)
     total = (even + odd).sum(-1, keepdim=True)
     return even / total, odd / total
 

@@ -30,6 +30,9 @@ WIDTH = 6.3
 BLUE, ORANGE, GREEN, PINK, GREY, PALE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#737373", "#d9d9d9"
 """Told apart by eyes of every kind (Okabe and Ito 2008); grey for what stands for comparison."""
 
+SCHEME_COLOURS = {"rope": BLUE, "absolute": ORANGE, "alibi": GREEN}
+SCHEME_NAMES = {"rope": "RoPE", "absolute": "learned-absolute", "alibi": "ALiBi"}
+
 matplotlib.rcParams.update(
     {
         "font.size": 9,

@@ -12,10 +12,8 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from qkspectra.figures import BLUE, GREEN, GREY, ORANGE, PALE, PINK, WIDTH
+from qkspectra.figures import BLUE, GREY, ORANGE, PALE, PINK, SCHEME_COLOURS, SCHEME_NAMES, WIDTH
 
-COLOURS = {"rope": BLUE, "absolute": ORANGE, "alibi": GREEN}
-NAMES = {"rope": "RoPE", "absolute": "learned-absolute", "alibi": "ALiBi"}
 ROLES = {"previous_token": BLUE, "induction": PINK}
 EVEN = 50.0
 LINES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
@@ -64,7 +62,7 @@ def courses(
         followed: role to `order.risen`.
         measures: measure to label, a row of panels each.
     """
-    schemes = [scheme for scheme in COLOURS if scheme in set(heads["scheme"])]
+    schemes = [scheme for scheme in SCHEME_COLOURS if scheme in set(heads["scheme"])]
     figure = Figure(figsize=(WIDTH, 4.0 + 1.35 * len(measures)), layout="constrained")
     grid = figure.subplots(3 + len(measures), len(schemes), sharex=True, sharey="row", squeeze=False)
     first = against[next(iter(measures))]
@@ -93,7 +91,7 @@ def courses(
         apart.axhspan(0, first[first["scheme"] == scheme]["ks_high"].max(), color=PALE, linewidth=0, zorder=0)
         apart.legend(fontsize=6.5, loc="upper left")
         apart.set(xlabel="step", ylim=(0, 1))
-        doing.set(title=NAMES[scheme], ylim=(0, 1))
+        doing.set(title=SCHEME_NAMES[scheme], ylim=(0, 1))
         _steps(apart, int(heads["step"].max()))
     labels = ("attention\nto target", "loss (nats)", *measures.values(), "KS distance")
     for axes, text in zip(grid[:, 0], labels, strict=True):
@@ -128,7 +126,7 @@ def quantiles(heads: pd.DataFrame, against: pd.DataFrame, followed: pd.DataFrame
         place = against[against["model"] == model]
         x = _at(place["step"])
         axes.axhspan(place["null_low"].iloc[0], place["null_high"].iloc[0], color=PALE, linewidth=0)
-        colour = COLOURS[place["scheme"].iloc[0]]
+        colour = SCHEME_COLOURS[place["scheme"].iloc[0]]
         axes.fill_between(x, place["q10"], place["q90"], color=colour, alpha=0.2, linewidth=0)
         axes.fill_between(x, place["q25"], place["q75"], color=colour, alpha=0.3, linewidth=0)
         axes.plot(x, place["q50"], color="black", linewidth=1)

@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from qkspectra.figures import BLUE, GREEN, GREY, ORANGE, PALE, WIDTH
+from qkspectra.figures import BLUE, GREY, PALE, SCHEME_COLOURS, WIDTH
 from qkspectra.studies.separation import MEASURES, SELECTIONS
 
-SCHEMES = {"rope": (BLUE, "o", "rotary"), "absolute": (ORANGE, "s", "learned-absolute"), "alibi": (GREEN, "^", "ALiBi")}
-"""Colour, marker and label of each scheme."""
+MARKS = {"rope": ("o", "rotary"), "absolute": ("s", "learned-absolute"), "alibi": ("^", "ALiBi")}
+"""Marker and label of each scheme."""
 
 
 def strips(heads: pd.DataFrame, count: int, outside: pd.DataFrame) -> Figure:
@@ -34,7 +34,8 @@ def strips(heads: pd.DataFrame, count: int, outside: pd.DataFrame) -> Figure:
         spread = np.linspace(-0.3, 0.3, len(table))  # in the order of layers
         above.plot(x + spread, table["eigen_rotation"], ".", color=GREY, markersize=2.5, label="all heads")
         above.plot([x - 0.36, x + 0.36], [table["eigen_rotation"].median()] * 2, ":", color="black", linewidth=0.9)
-        colour, shape, label = SCHEMES[table["scheme"].iloc[0]]
+        scheme = table["scheme"].iloc[0]
+        colour, (shape, label) = SCHEME_COLOURS[scheme], MARKS[scheme]
         top = table.sort_values("previous_token", ascending=False, kind="stable").head(count)
         places = x + np.linspace(-0.24, 0.24, count)[: len(top)]
         above.plot(places, top["eigen_rotation"], shape, color=colour, markersize=4.5, label=f"strongest, {label}")
@@ -64,7 +65,8 @@ def separation(means: pd.DataFrame, table: pd.DataFrame, outside: pd.DataFrame, 
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     last = means["k"].max()
     for model, line in means.groupby("model", sort=False):
-        colour, shape, name = SCHEMES[line["scheme"].iloc[0]]
+        scheme = line["scheme"].iloc[0]
+        colour, (shape, name) = SCHEME_COLOURS[scheme], MARKS[scheme]
         above.plot(line["k"], line["value"], shape + "-", color=colour, markersize=3, linewidth=0.9, label=name)
         above.annotate(model, (last, line["value"].iloc[-1]), (5, -2), textcoords="offset points", fontsize=6.5)
     for (model, line), dash in zip(outside.groupby("model", sort=False), ("--", ":"), strict=False):

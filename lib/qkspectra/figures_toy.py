@@ -10,14 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 from torch import Tensor
 
-from qkspectra.figures import BLUE, GREEN, GREY, ORANGE, PALE, PINK, WIDTH
+from qkspectra.figures import GREY, PALE, PINK, SCHEME_COLOURS, SCHEME_NAMES, WIDTH
 from qkspectra.spectrum import Spectrum
 from qkspectra.studies.symmetry import PAPER_RATIO
 from qkspectra.toy.bans import BANS, SCHEMES
 
-COLOURS = {"rope": BLUE, "absolute": ORANGE, "alibi": GREEN}
 ROLES = {"previous_token": PINK, "induction": "#56b4e9"}
-NAMES = {"rope": "RoPE", "absolute": "learned-absolute", "alibi": "ALiBi"}
 
 
 def learning_curves(curves: pd.DataFrame, scheme: str, threshold: float = 0.9) -> Figure:
@@ -31,7 +29,7 @@ def learning_curves(curves: pd.DataFrame, scheme: str, threshold: float = 0.9) -
     free = chosen[chosen["ban"] == "none"]
     for panel, name in zip(panels.flat, names, strict=False):
         _seeds(panel, free, GREY, 0.5)
-        _seeds(panel, chosen[chosen["ban"] == name], COLOURS[scheme], 0.6)
+        _seeds(panel, chosen[chosen["ban"] == name], SCHEME_COLOURS[scheme], 0.6)
         panel.axhline(threshold, color="black", linewidth=0.5, linestyle=":")
         panel.set_title(name, fontsize=8)
     for panel in panels.flat[len(names) :]:
@@ -65,14 +63,16 @@ def formation_times(runs: pd.DataFrame, threshold: float = 0.9) -> Figure:
             height = row + np.linspace(-0.28, 0.28, max(len(cell), 2))[: len(cell)]
             lost = cell["censored"].to_numpy(bool)
             steps = cell["step"].to_numpy(float)
-            panel.plot(steps[~lost], height[~lost], ".", color=COLOURS[scheme], markersize=4)
-            panel.plot(steps[lost], height[lost], ">", color=COLOURS[scheme], markersize=4, markerfacecolor="none")
+            panel.plot(steps[~lost], height[~lost], ".", color=SCHEME_COLOURS[scheme], markersize=4)
+            panel.plot(
+                steps[lost], height[lost], ">", color=SCHEME_COLOURS[scheme], markersize=4, markerfacecolor="none"
+            )
             if len(cell):
                 panel.plot([np.median(steps)] * 2, [row - 0.4, row + 0.4], color="black", linewidth=1.2)
         free = of_scheme[of_scheme["ban"] == "none"]["step"]
         if len(free):
             panel.axvline(free.median(), color=GREY, linewidth=0.7, linestyle="--", zorder=0)
-        panel.set_title(NAMES[scheme], fontsize=9)
+        panel.set_title(SCHEME_NAMES[scheme], fontsize=9)
         _log_axis(panel, (20, 50, 100, 200, 500, 1000, 2000, 5000, 10000))
         panel.set_xlabel("formation step", fontsize=8)
         panel.tick_params(labelsize=7)
@@ -159,7 +159,7 @@ def reroute(heads: pd.DataFrame) -> Figure:
                 ink = "white" if value < 0.5 else "black"
                 panel.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=ink)
         panel.set_xticks(range(len(shown)), [label for *_, label in shown], fontsize=6, rotation=60)
-        panel.set_title(NAMES[scheme], fontsize=9)
+        panel.set_title(SCHEME_NAMES[scheme], fontsize=9)
     panels[0].set_yticks(range(len(names)), names, fontsize=7)
     if image is not None:
         figure.colorbar(image, ax=panels, label="attention", shrink=0.6)
@@ -192,7 +192,7 @@ def end_spectra(tracks: Mapping[str, pd.DataFrame], null: Spectrum) -> Figure:
             panel.plot(values, spread, ".", color=ROLES[role], markersize=4)
         panel.set_xlabel(label, fontsize=8)
         panel.tick_params(labelsize=7)
-    labels = [f"{NAMES[scheme]}, {role.replace('_', '-')}" for scheme, role in rows]
+    labels = [f"{SCHEME_NAMES[scheme]}, {role.replace('_', '-')}" for scheme, role in rows]
     panels[0].set_yticks(range(len(rows)), labels, fontsize=7)
     panels[0].invert_yaxis()
     return figure
@@ -212,11 +212,11 @@ def slowdowns(table: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
         cells = table[(table["ban"] == ban) & (table["layers"] == layers)]
         for cell in cells.to_dict(orient="records"):
             marker = ">" if cell["censored"] else "o"
-            place, colour = row + shift[cell["scheme"]], COLOURS[cell["scheme"]]
+            place, colour = row + shift[cell["scheme"]], SCHEME_COLOURS[cell["scheme"]]
             _interval(axes, place, cell["ratio"], cell["low"], cell["high"], colour, marker=marker)
     _paper_line(axes)
     for scheme in SCHEMES:
-        axes.plot([], [], "o", color=COLOURS[scheme], label=NAMES[scheme])
+        axes.plot([], [], "o", color=SCHEME_COLOURS[scheme], label=SCHEME_NAMES[scheme])
     figure.legend(loc="outside upper center", ncols=len(SCHEMES))
     _ratio_axis(axes)
     where = {"both": "", "0": ", layer 0", "1": ", layer 1"}
@@ -239,14 +239,14 @@ def multiverse(table: pd.DataFrame) -> Figure:
         for scheme, shift in (("absolute", -0.16), ("rope", 0.16)):
             marker = ">" if entry[f"{scheme}_censored"] else "o"
             values = entry[scheme], entry[f"{scheme}_low"], entry[f"{scheme}_high"]
-            _interval(left, row + shift, *values, PALE if entry["late"] else COLOURS[scheme], marker=marker)
+            _interval(left, row + shift, *values, PALE if entry["late"] else SCHEME_COLOURS[scheme], marker=marker)
         values = entry["interaction"], entry["interaction_low"], entry["interaction_high"]
         colour = PALE if entry["late"] else "black"
         _interval(right, row, *values, colour, filled=entry["interaction_p"] <= 0.05)
     _paper_line(left)
     right.axvline(1, color=GREY, linewidth=0.8)
     for scheme in ("absolute", "rope"):
-        left.plot([], [], "o", color=COLOURS[scheme], label=NAMES[scheme])
+        left.plot([], [], "o", color=SCHEME_COLOURS[scheme], label=SCHEME_NAMES[scheme])
     figure.legend(loc="outside upper center", ncols=2)
     for axes in (left, right):
         _ratio_axis(axes)
@@ -319,7 +319,7 @@ def dynamics(tracks: Mapping[str, pd.DataFrame], null: Spectrum, measure: str, l
                     axes.plot(one.index, one, color=colour, linewidth=0.4, alpha=0.5)
                 whole = lines.dropna(thresh=len(lines.columns) // 2 + 1).median(axis=1)
                 axes.plot(whole.index, whole, color=colour, linewidth=1.8, label=role.replace("_", "-"))
-        top.set_title(NAMES[scheme], fontsize=9)
+        top.set_title(SCHEME_NAMES[scheme], fontsize=9)
         bottom.set_xlabel("step", fontsize=8)
         for axes in (top, bottom):
             axes.tick_params(labelsize=7)

@@ -22,6 +22,7 @@ from qkspectra import explorer, figures, figures_audit, store, tables
 from qkspectra.errors import InputError
 from qkspectra.studies import static
 from qkspectra.studies.audit import BATCH, LENGTH, NULL_SAMPLES, TOP, Say, ablations, audit, offsets, repeats
+from qkspectra.weights.layout import SCHEMES
 from qkspectra.weights.model import Weights
 
 SHOWN = 8
@@ -183,10 +184,9 @@ def report(
 
 def _facts(weights: Weights, heads: pd.DataFrame, null: Any) -> dict[str, Any]:
     layout = weights.layout
-    words = {"rope": "rotary (RoPE)", "absolute": "learned-absolute", "alibi": "ALiBi", "none": "none"}
     return {
         "Architecture": layout.family,
-        "Positions": words[layout.scheme],
+        "Positions": SCHEMES[layout.scheme],
         "Layers": layout.n_layers,
         "Heads": f"{len(heads)}, {layout.n_heads} a layer on {layout.n_kv_heads} of keys",
         "Width": f"{layout.d_model}, {layout.d_head} a head",

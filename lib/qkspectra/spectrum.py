@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qkspectra.errors import InputError
 from qkspectra.operators import QKOperator
+from qkspectra.threads import threads
 
 MEASURES = (
     "antisymmetric_energy",
@@ -91,18 +92,15 @@ def measure(op: QKOperator) -> Spectrum:
     """
     # LAPACK works on one matrix at a time, and torch lets go of the interpreter meanwhile: share the heads out over as
     # many threads as torch uses, each with one thread of its own.
-    threads = torch.get_num_threads()
-    parts = op.chunk(threads)
-    torch.set_num_threads(1)
+    parts = op.chunk(torch.get_num_threads())
     try:
-        if len(parts) == 1:
-            return _measures(op)
-        with ThreadPoolExecutor(threads) as pool:
-            return Spectrum.joined(list(pool.map(_measures, parts)))
+        with threads(1):
+            if len(parts) == 1:
+                return _measures(op)
+            with ThreadPoolExecutor(len(parts)) as pool:
+                return Spectrum.joined(list(pool.map(_measures, parts)))
     except _NonFiniteError:
         _refuse_nonfinite(op)
-    finally:
-        torch.set_num_threads(threads)
 
 
 class _NonFiniteError(ArithmeticError):
@@ -188,6 +186,20 @@ def _overlaps(
     return torch.where(singular[:, None] > 0, torch.inf, overlaps)
 
 
+_TURN = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)  # (a, b) -> (b, -a), the key rows of Im M_t
+
+
+def frequency_energies(
+    gq: Float64[Tensor, "*heads freq 2 2"], gk: Float64[Tensor, "*heads freq 2 2"]
+) -> tuple[Float64[Tensor, "*heads freq"], Float64[Tensor, "*heads freq"]]:
+    """`|Re M_t|^2` and `|Im M_t|^2` of every frequency, from the Gram matrices of its two query and two key rows.
+
+    With `Q = (A_q, B_q)`, `K = (A_k, B_k)` the rows and `J` the turn by a right angle, `Re M_t = Q^T K` and
+    `Im M_t = Q^T J K`.
+    """
+    return _trace_of_product(gq, gk), _trace_of_product(gq, _TURN @ gk @ _TURN.mT)
+
+
 def _phase(
     core: Float64[Tensor, "heads n n"],
     gq: Float64[Tensor, "heads n n"],
@@ -199,11 +211,8 @@ def _phase(
     def blocks(x: Tensor) -> Tensor:
         return x[:, pairs[:, :, None], pairs[:, None, :]]
 
-    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)  # (a, b) -> (b, -a), the key rows of Im M_t
-    c, q, k = blocks(core), blocks(gq), blocks(gk)
-    even = _trace_of_product(q, k).sum(-1)
-    odd = _trace_of_product(q, turn @ k @ turn.mT).sum(-1)
-    odd_core = turn @ c
+    even, odd = (energies.sum(-1) for energies in frequency_energies(blocks(gq), blocks(gk)))
+    odd_core = _TURN @ blocks(core)
     odd_squared = _trace_of_product(odd_core, odd_core.mT).sum(-1)
     return odd / (even + odd), ((1 + odd_squared / odd) / 2).clamp(0, 1)
 

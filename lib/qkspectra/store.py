@@ -146,6 +146,27 @@ def ship(result: Result, path: Path) -> Result:
     return _write(path, result.table, result.provenance)
 
 
+def ship_tables(results: Mapping[str, Result], folder: Path, study: str) -> None:
+    """Ship the tables of one study, each as `<study>-<name>`."""
+    for name, result in results.items():
+        ship(result, folder / f"{study}-{name}")
+
+
+def read_tables(folder: Path, study: str, names: Sequence[str]) -> dict[str, Result]:
+    """Read what `ship_tables` wrote.
+
+    Raises:
+        InputError: a table is missing or damaged.
+    """
+    return {name: read(folder / f"{study}-{name}", f"{study}-{name}") for name in names}
+
+
+def unpacked(results: Mapping[str, Result]) -> dict[str, Any]:
+    """Tables by name, and the `provenance` of each by name: the fields of a class that holds one study."""
+    tables: dict[str, Any] = {name: result.table for name, result in results.items()}
+    return {**tables, "provenance": {name: result.provenance for name, result in results.items()}}
+
+
 def read(path: Path, study: str | None = None, parameters: Mapping[str, Any] | None = None) -> Result:
     """Read the result `path` + `.parquet` / `.json`.
 

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from qkspectra.errors import InputError
+from qkspectra.weights.wheels import sha256_of_sums
 
 PACKAGE, VERSION = "transformers", "5.24.0"
 BOUNDARY = "<|endoftext|>"
@@ -75,8 +76,7 @@ def _read(text: Text) -> tuple[str, ...]:
 
 def sha256_of(contents: dict[str, bytes]) -> str:
     """SHA-256 over one line for each file: its own SHA-256 and its name."""
-    sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in contents.items())
-    return hashlib.sha256(sums.encode()).hexdigest()
+    return sha256_of_sums({name: hashlib.sha256(content).hexdigest() for name, content in contents.items()})
 
 
 def train_tokenizer(texts: list[str], vocab: int) -> Tokenizer:

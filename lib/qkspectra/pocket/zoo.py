@@ -5,9 +5,8 @@ FOLDER/trajectory/NAME/stepN                 checkpoints in float32
 FOLDER/models/NAME                           weights in float16, tokenizer, model card, record
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from qkspectra.pocket.cards import Record, card, record_of
 from qkspectra.pocket.recipe import ZOO, Recipe
 from qkspectra.pocket.train import STATE, staged, train
 from qkspectra.store import replacing
+from qkspectra.threads import threads
 from qkspectra.weights import open_model
 
 RECORD = "recipe.json"
@@ -114,22 +114,11 @@ def finish(recipe: Recipe, folder: Path, say: Callable[[str], None] = lambda _: 
         return
     trajectory = folder / "trajectory" / recipe.name
     tokens = np.load(folder / TOKENS, mmap_mode="r")
-    with _one_thread():
+    with threads(1):  # with more, sums would depend on their number, and a run taken up elsewhere would be another run
         seconds = train(recipe, tokens, trajectory, say)
     say(f"{recipe.name}: measuring")
     ship(recipe, trajectory, folder / TOKENIZER, final, len(tokens), seconds)
     (trajectory / STATE).unlink()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """With more, sums would depend on their number, and a run taken up elsewhere would be another run."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def ship(recipe: Recipe, trajectory: Path, tokenizer: Path, final: Path, tokens: int, seconds: float) -> None:

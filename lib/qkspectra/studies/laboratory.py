@@ -15,7 +15,7 @@ import pandas as pd
 
 from qkspectra import compute
 from qkspectra.errors import InputError
-from qkspectra.store import Address, Result, Store, origin, provenance, read, ship
+from qkspectra.store import Address, Result, Store, origin, provenance, read_tables, ship_tables, unpacked
 from qkspectra.studies import bans, symmetry
 from qkspectra.studies.training import ENSEMBLE, SOURCES, Training, curves, formations, split
 from qkspectra.toy.train import BEHAVIOUR, SPECTRAL
@@ -120,8 +120,7 @@ def gather(store: Store, seeds: int) -> dict[str, Result]:
 
 def publish(results: dict[str, Result], folder: Path) -> None:
     """Write the tables as `toy-<name>.parquet` with their provenance."""
-    for name, result in results.items():
-        ship(result, folder / f"toy-{name}")
+    ship_tables(results, folder, "toy")
 
 
 def load(folder: Path) -> Laboratory:
@@ -130,15 +129,12 @@ def load(folder: Path) -> Laboratory:
     Raises:
         InputError: a table is missing or damaged.
     """
-    return assembled({name: read(folder / f"toy-{name}", f"toy-{name}") for name in TABLES})
+    return assembled(read_tables(folder, "toy", TABLES))
 
 
 def assembled(results: dict[str, Result]) -> Laboratory:
     """The laboratory of four results."""
-    return Laboratory(
-        **{name: result.table for name, result in results.items()},
-        provenance={name: result.provenance for name, result in results.items()},
-    )
+    return Laboratory(**unpacked(results))
 
 
 def obtain(

@@ -10,6 +10,13 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 Scheme = Literal["rope", "absolute", "alibi", "none"]
+SCHEMES: dict[Scheme, str] = {
+    "rope": "rotary (RoPE)",
+    "absolute": "learned-absolute",
+    "alibi": "ALiBi",
+    "none": "none",
+}
+"""Schemes as tables for readers call them."""
 
 
 @dataclass(frozen=True)

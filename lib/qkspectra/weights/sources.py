@@ -14,7 +14,6 @@ folders are on this machine either way.
 """
 
 import difflib
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -65,8 +64,7 @@ class Source:
             weights = {name: wheels.sha256_of(self.folder / name) for name in names}
         if not self.gguf_file:
             weights = {"config.json": wheels.sha256_of(self.folder / "config.json"), **weights}
-        sums = "".join(f"{digest}  {name}\n" for name, digest in weights.items())
-        return hashlib.sha256(sums.encode()).hexdigest()
+        return wheels.sha256_of_sums(weights)
 
 
 def resolve(name: str, revision: str | Revision | None = None, *, ranges: bool = False) -> Source:

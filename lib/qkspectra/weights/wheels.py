@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +30,15 @@ def cache_folder() -> Path:
 def folder_of(entry: Entry) -> Path:
     """Where `entry`'s files are kept; the folder exists once they all do."""
     return cache_folder() / "models" / f"{entry.name}-{entry.sha256[:12]}"
+
+
+def sha256_of_sums(digests: Mapping[str, str]) -> str:
+    """SHA-256 over a line for each file, as `sha256sum` prints it: its own SHA-256 and its name.
+
+    Args:
+        digests: name to SHA-256, in the order of the lines.
+    """
+    return hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode()).hexdigest()
 
 
 def sha256_of(file: Path) -> str:
