@@ -146,6 +146,23 @@ def test_a_run_on_the_hub_gives_the_same_rows_by_ranges_and_whole(run, made, tmp
         assert set(table["model"]) == {"someone/run"}
 
 
+def test_a_checkpoint_on_the_hub_is_read_once(run, tmp_path, monkeypatch) -> None:
+    with small_hub.serving() as server:
+        server.point_client(server.url, monkeypatch)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        for step in STEPS:
+            server.put("someone/run", run / f"step{step}", f"step{step}")
+        units, _ = dynamics.checkpoints("someone/run", None, SIZES)
+        server.sent.clear()
+        units[-1].run(Store(tmp_path / "store"))
+        measuring = server.sent["model.safetensors"]
+        server.sent.clear()
+        weights = units[-1].open(ranges=True)
+        for index in range(weights.layout.n_layers):
+            weights.layer(index)
+        assert measuring == server.sent["model.safetensors"] > 0
+
+
 def test_runs_are_shipped_read_and_joined(run, made, tmp_path, monkeypatch) -> None:
     dynamics.publish(made, tmp_path / "data")
     shipped = dynamics.obtain([], None, tmp_path / "data", Store(tmp_path))

@@ -1,7 +1,8 @@
 """The static audit of one model: one row a head, what it does beside what its operator looks like."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -49,6 +50,7 @@ def audit(
     batch: int = BATCH,
     length: int = LENGTH,
     samples: int = NULL_SAMPLES,
+    also: Mapping[str, Callable[[Spectrum], Tensor]] = MappingProxyType({}),
     say: Say = _silent,
 ) -> pd.DataFrame:
     """Every head's behaviour and spectrum, one row each, columns `COLUMNS`; what has no meaning for a model is missing.
@@ -62,6 +64,7 @@ def audit(
         bos: token in front of each sequence, `None` for none.
         batch, length: sequences, and tokens in one of their two copies (see `repeats`).
         samples: heads of the factored Gaussian null, rounded up to whole groups of heads that share keys.
+        also: more columns, behind the others: a value a head from the spectra of a layer.
         say: told, in a few words, what is being done.
 
     Raises:
@@ -71,7 +74,7 @@ def audit(
     frames = []
     for index in range(layout.n_layers):
         say(f"spectra of layer {index + 1} of {layout.n_layers}")
-        frames.append(_spectra(weights, index, seed, convention, samples))
+        frames.append(_spectra(weights, index, seed, convention, samples, also))
     table = pd.concat(frames, ignore_index=True)
     table["head"] = table.groupby("layer").cumcount()
     table = table.assign(**_about(weights))
@@ -85,7 +88,7 @@ def audit(
         seen = behaviour(model, weights.attention_modules(model), tokens)
         for name in ("previous_token", "induction", "duplicate_token"):
             table[name] = getattr(seen, name).flatten().numpy()
-    return table[list(COLUMNS)].astype({"revision": "str", "commit": "str", "d_rot": "Int64"})
+    return table[[*COLUMNS, *also]].astype({"revision": "str", "commit": "str", "d_rot": "Int64"})
 
 
 def repeats(
@@ -234,7 +237,14 @@ def offsets(
     return pd.concat(parts, ignore_index=True)
 
 
-def _spectra(weights: Weights, index: int, seed: int, convention: str, samples: int) -> pd.DataFrame:
+def _spectra(
+    weights: Weights,
+    index: int,
+    seed: int,
+    convention: str,
+    samples: int,
+    also: Mapping[str, Callable[[Spectrum], Tensor]],
+) -> pd.DataFrame:
     """The static columns of one layer. On return its tensors are gone, before those of the next one are read."""
     group = weights.layout.n_heads // weights.layout.n_kv_heads
     layer = weights.layer(index)
@@ -243,7 +253,8 @@ def _spectra(weights: Weights, index: int, seed: int, convention: str, samples: 
     null = null_samples(*op.wq.shape[1:], -(-samples // group) * group, seed, op.rotary, group)
     scores = {f"z_{name}": values.numpy() for name, values in z_scores(spectrum, null).items()}
     columns = {"layer": index, "kv_head": layer.kv_head.numpy(), "convention": op.convention}
-    return pd.DataFrame(columns | _of_heads(spectrum) | scores)
+    more = {name: value(spectrum).numpy() for name, value in also.items()}
+    return pd.DataFrame(columns | _of_heads(spectrum) | scores | more)
 
 
 def _of_heads(spectrum: Spectrum) -> dict[str, Any]:

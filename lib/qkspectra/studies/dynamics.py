@@ -14,16 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from qkspectra import compute
 from qkspectra.behaviour import behaviour
 from qkspectra.errors import InputError
-from qkspectra.operators import operator_of
-from qkspectra.spectrum import Spectrum, measure
-from qkspectra.store import Address, Result, Store, origin, provenance, read, ship, source_hash
+from qkspectra.spectrum import Spectrum
+from qkspectra.store import (
+    Address,
+    Result,
+    Store,
+    origin,
+    provenance,
+    read_tables,
+    ship_tables,
+    source_hash,
+    unpacked,
+)
 from qkspectra.studies import static
 from qkspectra.studies.audit import BATCH, COLUMNS, LENGTH, NULL_SAMPLES, Say, audit, repeats
 from qkspectra.weights import open_model, revisions, sources
@@ -100,14 +108,10 @@ class Checkpoint:
     def _measured(self) -> pd.DataFrame:
         sizes = self.sizes
         weights = self.open(ranges=self.static_only)
-        table = audit(weights, seed=sizes.seed, static_only=True, samples=sizes.samples)
+        # The layers are read once, for bytes of the Hub are fetched each time.
+        more = {"leading_rotation": lambda spectrum: leading_rotation(spectrum, weights.layout.d_model)}
+        table = audit(weights, seed=sizes.seed, static_only=True, samples=sizes.samples, also=more)
         table = table.assign(model=self.model, step=self.revision.step, tokens=self.revision.tokens)
-        table["leading_rotation"] = torch.cat(
-            [
-                leading_rotation(measure(operator_of(weights.layer(index))), weights.layout.d_model)
-                for index in range(weights.layout.n_layers)
-            ]
-        ).numpy()
         table[["loss_first", "loss_second"]] = float("nan")
         if not self.static_only:
             model = weights.load()
@@ -229,16 +233,12 @@ def measured(
 
 def assembled(results: Mapping[str, Result]) -> Trajectories:
     """The trajectories of `measured`."""
-    return Trajectories(
-        **{name: results[name].table for name in TABLES},
-        provenance={name: results[name].provenance for name in TABLES},
-    )
+    return Trajectories(**unpacked(results))
 
 
 def publish(results: Mapping[str, Result], folder: Path) -> None:
     """Write the tables as `dynamics-<name>.parquet` with their provenance."""
-    for name, result in results.items():
-        ship(result, folder / f"dynamics-{name}")
+    ship_tables(results, folder, "dynamics")
 
 
 def load(folder: Path) -> Trajectories:
@@ -247,7 +247,7 @@ def load(folder: Path) -> Trajectories:
     Raises:
         InputError: a table is missing or damaged.
     """
-    return assembled({name: read(folder / f"dynamics-{name}", f"dynamics-{name}") for name in TABLES})
+    return assembled(read_tables(folder, "dynamics", TABLES))
 
 
 def leading_rotation(spectrum: Spectrum, d_model: int) -> Float64[Tensor, " heads"]:

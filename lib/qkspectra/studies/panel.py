@@ -10,6 +10,7 @@ What the models say together is left to `studies.separation`.
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,15 @@ def panel_heads(weights: Weights, *, seed: int, batch: int, length: int, samples
     scores["previous_token_learned"] = scores["previous_token"] - scores["previous_token_alone"]
     null = null_of(weights, samples, seed).eigen_rotation.numpy()
     scores[["null_low", "null_median", "null_high"]] = np.quantile(null, [0.025, 0.5, 0.975])
-    parts = []
-    for convention in CONVENTIONS:
-        mine = applicable(weights.layer(0), convention)
-        table = audit(weights, seed=seed, static_only=True, convention=mine, samples=samples)
-        parts.append(table.drop(columns=list(SCORES)).join(scores).assign(under=convention))
-    return pd.concat(parts, ignore_index=True)
+    mine = {convention: applicable(weights.layer(0), convention) for convention in CONVENTIONS}
+    audits = {  # several conventions may come to one
+        each: audit(weights, seed=seed, static_only=True, convention=each, samples=samples).drop(columns=list(SCORES))
+        for each in dict.fromkeys(mine.values())
+    }
+    return pd.concat(
+        [audits[mine[convention]].join(scores).assign(under=convention) for convention in CONVENTIONS],
+        ignore_index=True,
+    )
 
 
 def phase_zeroing(weights: Weights, *, seed: int, batch: int, length: int, controls: int) -> pd.DataFrame:
@@ -164,10 +168,14 @@ class Piece:
             )
         return weights
 
+    @cached_property
+    def _content(self) -> str:
+        """Hash of the weights; nothing is fetched but what states it."""
+        return self.open(ranges=True).source.content_hash
+
     def address(self) -> Address:
-        """Content of the weights, parameters, text of the code; nothing is fetched but what states the content."""
-        content = self.open(ranges=True).source.content_hash
-        about = {"content": content, "text": corpus.HELD_OUT.sha256, **self.parameters}
+        """Content of the weights, parameters, text of the code."""
+        about = {"content": self._content, "text": corpus.HELD_OUT.sha256, **self.parameters}
         return Address(self.study.__name__, about, source_hash(*SOURCES, corpus, sys.modules[__name__]))
 
     def rest(self, store: Store) -> "Piece | None":

@@ -10,7 +10,6 @@ anything large is fetched; a study takes the revisions that are `usable` and nam
             weights = open_model("EleutherAI/pythia-160m", point.revision, ranges=True)
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -114,7 +113,7 @@ def audited(name: str, wanted: str | None = None, say: Say = lambda line: None) 
     say(f"comparing the hashes of {len(revisions)} revisions")
     files = _files(name, [*revisions, *main])
     points = _by_hash(revisions, files)
-    if main and (content := _content(files[-1])) != points[-1].content:
+    if main and (content := wheels.sha256_of_sums(files[-1])) != points[-1].content:
         same = [point.revision.name for point in points if point.content == content]
         points[-1] = replace(points[-1], remark=f"main is {same[0] if same else 'none of these revisions'}")
     return _by_weights(name, points, say)
@@ -165,13 +164,9 @@ def _files(name: str, revisions: Sequence[Revision]) -> list[dict[str, str]]:
         return list(pool.map(ask, revisions))
 
 
-def _content(files: dict[str, str]) -> str:
-    return hashlib.sha256("".join(f"{digest}  {name}\n" for name, digest in files.items()).encode()).hexdigest()
-
-
 def _by_hash(revisions: list[Revision], files: list[dict[str, str]]) -> list[Audited]:
     """Verdicts from the hashes alone."""
-    contents = [_content(of) for of in files]
+    contents = [wheels.sha256_of_sums(of) for of in files]
     last = len(revisions) - 1
     points = []
     for i, revision in enumerate(revisions):
@@ -219,7 +214,7 @@ def _by_weights(name: str, points: list[Audited], say: Say) -> list[Audited]:
             continue
         say(f"comparing the weights of {point.revision.name}")
         weights = open_model(name, point.revision, ranges=True)
-        x = _sketch(weights)
+        x = final if final is not None and i == len(points) - 1 else _sketch(weights)
         entries = x.numel()
         points[i] = replace(point, std=_rms(x), remark=point.remark or _initialisation(weights, point.revision, x))
         if i < len(points) - 1 and final is not None and torch.equal(x, final):
