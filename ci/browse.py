@@ -78,10 +78,9 @@ def visits(html: Path, program: str, names: list[str] | None = None) -> dict[str
             browser.close()
 
 
-def faults(html: Path, program: str, names: list[str] | None = None) -> list[str]:
-    """The faults of all visits, each once."""
-    seen = [fault for page in visits(html, program, names).values() for visit in page for fault in visit.faults]
-    return list(dict.fromkeys(seen))
+def faults(seen: dict[str, list[Visit]]) -> list[str]:
+    """The faults of all `visits`, each once."""
+    return list(dict.fromkeys(fault for page in seen.values() for visit in page for fault in visit.faults))
 
 
 def _visit(browser: Browser, path: Path, name: str, scheme: Any, width: int, height: int) -> Visit:
@@ -137,7 +136,9 @@ def main(words: list[str] | None = None) -> None:
         raise BuildError(f"no browser found ({', '.join(PROGRAMS)}): on Debian, apt-get install chromium")
     if not (arguments.html / "index.html").is_file():
         raise BuildError(f"there is no book in {arguments.html}: run 'make book' first")
-    BuildError.unless_empty(faults(arguments.html.resolve(), program))
+    seen = visits(arguments.html.resolve(), program)
+    BuildError.unless_empty(faults(seen))
+    print(f"{len(seen)} pages, each on {len(SCREENS)} screens: nothing wrong")
 
 
 if __name__ == "__main__":

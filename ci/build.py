@@ -9,17 +9,19 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import nbformat
 from filelock import FileLock
 
 from ci import citation, depend, gates, launch, provenance, render, stage
-from ci.execute import execute, is_notebook, library_code, with_outputs
+from ci.execute import execute, is_notebook, library_code, remembered, with_outputs
 from ci.failure import BuildError
 from ci.publish import swap
 from ci.text import prose_faults, substitute
@@ -32,7 +34,9 @@ ROOT = CODE.parent
 
 
 def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *, only_remembered: bool = False) -> dict:
-    """Execute what must be executed, one chapter after another; returns the folder of each.
+    """Execute what must be executed, two chapters at a time on a CPU; returns the folder of each.
+
+    A GPU belongs to one chapter at a time.
 
     Args:
         scheduler: address of a Dask cluster for the chapters that can use one.
@@ -45,10 +49,35 @@ def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *,
         shutil.rmtree(rest)
     where = {"scheduler": scheduler} if scheduler else None
     arguments = {"profile": build.profile}, output / "executed", build.machine, where
-    return {
-        source: execute(root, source, *arguments, only_remembered=only_remembered)
-        for source in filter(is_notebook, stage.pages(root))
-    }
+    sources = [source for source in stage.pages(root) if is_notebook(source)]
+    if only_remembered:
+        return {source: execute(root, source, *arguments, only_remembered=True) for source in sources}
+    missing = [source for source in sources if not remembered(root, source, *arguments[:3]).is_dir()]
+    together = min(2, len(missing), os.cpu_count() or 1) if build.device.startswith("CPU") else 1
+    if together < 2:
+        return {source: execute(root, source, *arguments) for source in sources}
+    # Processes, as papermill changes the folder of its own.
+    with ProcessPoolExecutor(together, get_context("spawn"), _share, (os.getpid(), together)) as pool:
+        running = [pool.submit(execute, root, source, *arguments) for source in missing]
+        try:
+            for future in as_completed(running):
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {source: execute(root, source, *arguments, only_remembered=True) for source in sources}
+
+
+def _share(parent: int, together: int) -> None:
+    """Leave the others of `together` processes their cores, and do not outlive `parent`."""
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // together))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def note_machine(build: Build, output: Path) -> None:

@@ -67,6 +67,11 @@ def cache_key(root: Path, source: Path, parameters: dict[str, str], machine: str
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
+def remembered(root: Path, source: Path, parameters: dict[str, str], cache: Path, machine: str) -> Path:
+    """Where an execution is remembered: a folder that is there once `execute` has succeeded with these arguments."""
+    return cache / f"{source.stem}-{cache_key(root, source, parameters, machine)[:20]}"
+
+
 def execute(
     root: Path,
     source: Path,
@@ -92,9 +97,8 @@ def execute(
         BuildError: a parameter that the notebook does not declare, a cell that fails, or an edit while cells ran;
             nothing is remembered then. With `only_remembered`, a chapter that would have to run.
     """
-    name = source.stem
-    key = cache_key(root, source, parameters, machine)
-    kept = cache / f"{name}-{key[:20]}"
+    name, about = source.stem, (root, source, parameters, cache, machine)
+    kept = remembered(*about)
     if kept.is_dir():
         os.utime(kept)
         return kept
@@ -113,7 +117,7 @@ def execute(
         (root / "results").mkdir(exist_ok=True)
         (work / "results").symlink_to(root / "results")  # a store addressed by content: equal results are computed once
         run_notebook(source, work / f"{name}.ipynb", parameters, work, where)
-        if cache_key(root, source, parameters, machine) != key:
+        if remembered(*about) != kept:
             raise BuildError(f"{source.name}: something that it depends on was edited while it ran: build again")
         finished = Path(temporary) / "finished"
         finished.mkdir()

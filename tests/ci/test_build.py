@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,18 @@ def test_chapters_executed_elsewhere_are_rendered_and_never_run_here(sample, tmp
         build.build_book(tree, "smoke", output, pdf=False, only_render=True)
 
 
+def test_a_chapter_that_fails_beside_another_stops_the_build_and_the_other_is_remembered(request, tmp_path):
+    tree = sample_tree(tmp_path, request.config.rootpath)
+    page = tree / "book" / "first.md"
+    page.write_text(page.read_text() + "\n```{code-cell} ipython3\n1 / 0\n```\n")
+    here = build.identify(tree, "smoke")
+    with pytest.raises(BuildError, match=r"first\.md: a cell fails with ZeroDivisionError"):
+        build.execute_book(tree, replace(here, device="CPU"), tmp_path / "out")
+    names = sorted(path.name.partition("-")[0] for path in (tmp_path / "out" / "executed").iterdir())
+    assert "intro" in names
+    assert "first" not in names
+
+
 BREAKAGES = {
     "{eq}`eq-fraction`; see": "{eq}`eq-lost`; see",
     "{cite:t}`ginibre1965statistical`.": "{cite:t}`nobody`.",
@@ -263,4 +276,4 @@ def test_the_smoke_book_is_built_in_html_and_pdf(request):
 @pytest.mark.skipif(browse.chromium() is None, reason="no Chromium here: on Debian, apt-get install chromium")
 def test_a_browser_finds_nothing_wrong_with_the_smoke_book(request):
     html = request.config.rootpath / "_build" / "smoke" / "html"
-    assert browse.faults(html.resolve(), browse.chromium()) == []
+    assert browse.faults(browse.visits(html.resolve(), browse.chromium())) == []

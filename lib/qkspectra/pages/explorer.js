@@ -101,7 +101,7 @@
     const place = part("offsets");
     if (!state().offsets) return missing(place, "not measured: the model was not run");
     const values = rowOf(state().offsets, index());
-    const marks = [0, 1, Math.round(values.length / 2), values.length - 1];
+    const marks = [1, Math.round(values.length / 2), values.length - 1];
     bars(place, [values], marks.map((i) => [i, i]), "positions back", "mean attention", 1);
     const best = values.indexOf(Math.max(...values));
     place.setAttribute("aria-label", `Mean attention by distance: highest, ${show(values[best])}, at ${best} positions back.`);
