@@ -65,7 +65,7 @@ def separation(means: pd.DataFrame, table: pd.DataFrame, outside: pd.DataFrame, 
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     last = means["k"].max()
-    for model, line in means.groupby("model", sort=False):
+    for _, line in means.groupby("model", sort=False):
         scheme = line["scheme"].iloc[0]
         colour, (shape, name) = SCHEME_COLOURS[scheme], MARKS[scheme]
         above.plot(line["k"], line["value"], shape + "-", color=colour, markersize=3, linewidth=0.9, label=name)
@@ -73,7 +73,7 @@ def separation(means: pd.DataFrame, table: pd.DataFrame, outside: pd.DataFrame, 
         line = line[line["k"] <= last]
         above.plot(line["k"], line["value"], dash, color="black", linewidth=1, label=f"{model}, outside the panel")
     above.set_ylabel(label)
-    _names(above, last, means[means["k"] == last].set_index("model")["value"])
+    _names(above, float(last), means[means["k"] == last].set_index("model")["value"])
     below.plot(table["k"], 35 * table["p"], "o", color="black", markersize=3)
     below.axhline(1, color=GREY, linewidth=0.6)
     below.set(xlabel="strongest previous-token heads averaged, k", ylabel="exact p,\n35ths", ylim=(0, 36))
