@@ -152,7 +152,7 @@ def _names(axes: Axes, x: float, values: pd.Series) -> None:
     """The name of each line beside its last point; names that would lie on each other are moved apart."""
     values = values.sort_values()
     low, high = axes.get_ylim()
-    steps = np.arange(len(values)) * (high - low) / 16
+    steps = np.arange(len(values)) * (high - low) / 14
     places = isotonic_regression(values.to_numpy() - steps).x + steps  # as near as they can be, and in order
     for (model, value), place in zip(values.items(), places, strict=True):
         axes.annotate(
