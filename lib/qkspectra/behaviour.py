@@ -13,8 +13,8 @@ scores exactly 1, and one that parks on the first position exactly 0. The induct
 "In-context Learning and Induction Heads", call prefix matching.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -49,6 +49,14 @@ class Behaviour:
     loss_second: float
     accuracy_first: float
     accuracy_second: float
+
+    @classmethod
+    def mean(cls, parts: "Sequence[Behaviour]", sequences: Sequence[int]) -> "Behaviour":
+        """What several parts of a batch show together, each of so many sequences."""
+        total = sum(sequences)
+        names = [field.name for field in fields(cls)]
+        weighted = {name: [n * getattr(part, name) for part, n in zip(parts, sequences, strict=True)] for name in names}
+        return cls(**{name: sum(values) / total for name, values in weighted.items()})
 
 
 def random_repeats(
@@ -95,7 +103,11 @@ def special_tokens(config: object) -> frozenset[int]:
 
 
 def behaviour(
-    model: nn.Module, modules: list[nn.Module], tokens: Int64[Tensor, "batch position"], chunk: int = CHUNK
+    model: nn.Module,
+    modules: list[nn.Module],
+    tokens: Int64[Tensor, "batch position"],
+    chunk: int = CHUNK,
+    below: Behaviour | None = None,
 ) -> Behaviour:
     """Scores of every head on `tokens`, each sequence run once; patterns are reduced as they appear and never kept.
 
@@ -104,6 +116,7 @@ def behaviour(
         modules: its attention modules, in order of layer.
         tokens: from `random_repeats`; all of one length, without padding.
         chunk: sequences in one forward pass; the result is the mean over all of them whatever it is.
+        below: of the same tokens; its scores stand for layers that do not run (see `resume.resumed`).
 
     Raises:
         InputError: an attention pattern or the logits are not finite.
@@ -127,7 +140,11 @@ def behaviour(
             if logits is not None:
                 speaks = True
                 predicted += len(part) * _prediction(logits, part.to(device), lead)
-    scores = torch.stack([torch.stack(parts).sum(0) for parts in sums]) / len(tokens)
+    silent = 0 if below is None else next((layer for layer, parts in enumerate(sums) if parts), len(sums))
+    scores = torch.stack([torch.stack(parts).sum(0) for parts in sums[silent:]]) / len(tokens)
+    if below is not None:
+        lower = torch.cat([below.previous_token[:silent, :, None], below.by_offset[:silent]], -1)
+        scores = torch.cat([lower, scores])
     loss, accuracy = (predicted / len(tokens) if speaks else torch.full_like(predicted, torch.nan)).tolist()
     return Behaviour(
         previous_token=scores[..., 0],

@@ -341,8 +341,11 @@ def pocket(
 ) -> None:
     """Train the pocket models again: seven architectures, one recipe, on the source of the Transformers package.
 
-    The finished models lie in FOLDER/models, their checkpoints on Pythia's schedule in FOLDER/trajectory. Killed, the
-    same command goes on from the last checkpoints. Exit status 2 where another version of the package is installed.
+    The finished models lie in FOLDER/models, their checkpoints on Pythia's schedule in FOLDER/trajectory. The last
+    column says how far each is from the one that ships with the library: the same weights, as on the kind of processor
+    and with the packages that trained it, or the largest difference of a loss, share, score or spectrum, for which no
+    bound is promised. Killed, the same command goes on from the last checkpoints. Exit status 2 where another version
+    of the package is installed.
     """
     from rich.console import Console
 
@@ -352,7 +355,7 @@ def pocket(
     wanted = zoo.recipes(only or [])
     with _status() as say:
         records = zoo.make(wanted, folder, workers, say)
-    Console().print(tables.pocket(records))
+    Console().print(tables.pocket(records, [zoo.shipped(record.recipe.name) for record in records]))
 
 
 @app.command()

@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from scipy.optimize import isotonic_regression
 
 from qkspectra.figures import BLUE, GREY, PALE, SCHEME_COLOURS, WIDTH
 from qkspectra.studies.separation import MEASURES, SELECTIONS
@@ -64,18 +65,18 @@ def separation(means: pd.DataFrame, table: pd.DataFrame, outside: pd.DataFrame, 
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     last = means["k"].max()
-    for model, line in means.groupby("model", sort=False):
+    for _, line in means.groupby("model", sort=False):
         scheme = line["scheme"].iloc[0]
         colour, (shape, name) = SCHEME_COLOURS[scheme], MARKS[scheme]
         above.plot(line["k"], line["value"], shape + "-", color=colour, markersize=3, linewidth=0.9, label=name)
-        above.annotate(model, (last, line["value"].iloc[-1]), (5, -2), textcoords="offset points", fontsize=6.5)
     for (model, line), dash in zip(outside.groupby("model", sort=False), ("--", ":"), strict=False):
         line = line[line["k"] <= last]
         above.plot(line["k"], line["value"], dash, color="black", linewidth=1, label=f"{model}, outside the panel")
     above.set_ylabel(label)
+    _names(above, float(last), means[means["k"] == last].set_index("model")["value"])
     below.plot(table["k"], 35 * table["p"], "o", color="black", markersize=3)
     below.axhline(1, color=GREY, linewidth=0.6)
-    below.set(xlabel="strongest previous-token heads averaged, k", ylabel="exact p, 35ths", ylim=(0, 36))
+    below.set(xlabel="strongest previous-token heads averaged, k", ylabel="exact p,\n35ths", ylim=(0, 36))
     below.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (above, below):
         axes.axvspan(top + 0.5, last + 0.5, color="#f2f2f2", linewidth=0, zorder=0)
@@ -91,9 +92,9 @@ def sensitivity(table: pd.DataFrame, conventions: Mapping[str, str]) -> Figure:
         table: from `studies.separation.sensitivity`.
         conventions: to label, in order from the top.
     """
-    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
-    panels = figure.subplots(1, len(SELECTIONS), sharey=True)
-    for axes, (selection, title) in zip(panels, SELECTIONS.items(), strict=True):
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    for axes, (selection, title) in zip(panels.flat, SELECTIONS.items(), strict=True):
         part = table[table["selection"] == selection]
         delta, p = (
             part.pivot(index="convention", columns="measure", values=name).loc[list(conventions), list(MEASURES)]
@@ -103,11 +104,11 @@ def sensitivity(table: pd.DataFrame, conventions: Mapping[str, str]) -> Figure:
         for row, column in np.ndindex(delta.shape):
             pale = abs(delta.iloc[row, column]) < 0.6
             text = f"{35 * p.iloc[row, column]:.0f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=7, color="black" if pale else "white")
+            axes.text(column, row, text, ha="center", va="center", fontsize=8, color="black" if pale else "white")
         axes.set_xticks(range(len(MEASURES)), MEASURES.values(), rotation=45, ha="right", rotation_mode="anchor")
         axes.set_title(title)
-        axes.tick_params(labelsize=7, length=0)
-    panels[0].set_yticks(range(len(conventions)), conventions.values())
+        axes.tick_params(length=0)
+    panels[0, 0].set_yticks(range(len(conventions)), conventions.values())
     figure.colorbar(image, ax=panels, label="Cliff's delta", fraction=0.03, pad=0.01)
     return figure
 
@@ -139,12 +140,30 @@ def zeroing(phases: pd.DataFrame) -> Figure:
                     axes.vlines(x[mine], before[mine], after[mine], color=colour, linewidth=1)
                     axes.plot(x[mine], before[mine], "o", color=colour, fillstyle="none", markersize=3.5)
                     axes.plot(x[mine], after[mine], "o", color=colour, markersize=3.5, label=text)
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(bottom=-0.04 * axes.get_ylim()[1])
         column[-1].set_xticks(range(len(models)), models)
     for axes, label in zip(grid[:, 0], quantities.values(), strict=True):
         axes.set_ylabel(label)
     _legend(figure, grid[0, 0])
     return figure
+
+
+def _names(axes: Axes, x: float, values: pd.Series) -> None:
+    """The name of each line beside its last point; names that would lie on each other are moved apart."""
+    values = values.sort_values()
+    low, high = axes.get_ylim()
+    steps = np.arange(len(values)) * (high - low) / 14
+    places = isotonic_regression(values.to_numpy() - steps).x + steps  # as near as they can be, and in order
+    for (model, value), place in zip(values.items(), places, strict=True):
+        axes.annotate(
+            model,
+            (x, value),
+            (x * 1.08, place),
+            va="center",
+            fontsize=8,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2},
+        )
 
 
 def _legend(figure: Figure, *panels: Axes) -> None:

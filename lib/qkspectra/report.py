@@ -7,23 +7,20 @@ the figures of `figures_audit`.
 import base64
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pandas as pd
-import torch
-from torch import nn
 
 from qkspectra import explorer, figures, figures_audit, store, tables
 from qkspectra.errors import InputError
 from qkspectra.studies import static
 from qkspectra.studies.audit import BATCH, LENGTH, NULL_SAMPLES, TOP, Say, ablations, audit, offsets, repeats
 from qkspectra.weights.layout import SCHEMES
-from qkspectra.weights.model import Weights
+from qkspectra.weights.model import Weights, loaded_once
 
 SHOWN = 8
 """Heads listed in each table."""
@@ -64,19 +61,6 @@ class Report:
 
     html: str
     heads: pd.DataFrame
-
-
-@dataclass(frozen=True)
-class _Loaded(Weights):
-    """Weights whose model is loaded once: each part of a report runs it."""
-
-    @cached_property
-    def _model(self) -> nn.Module:
-        return super().load()
-
-    def load(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        assert dtype == torch.float32
-        return self._model
 
 
 @dataclass(frozen=True)
@@ -131,7 +115,7 @@ def report(
     """
     sequences = {"seed": seed, "batch": batch, "length": length}
     if not static_only:
-        weights = _Loaded(**{field.name: getattr(weights, field.name) for field in fields(Weights)})
+        weights = loaded_once(weights)  # each part of a report runs the model
     heads = audit(weights, static_only=static_only, samples=samples, say=say, **sequences)
     everyone = static.all_heads(heads)
     back = None if static_only else offsets(weights, everyone, say=say, **sequences)

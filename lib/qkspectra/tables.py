@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from qkspectra.errors import InputError
-from qkspectra.pocket.cards import Record
+from qkspectra.pocket.cards import Record, apart
 from qkspectra.store import replacing
 from qkspectra.verify import Agreement
 
@@ -182,16 +182,21 @@ def formed(runs: pd.DataFrame) -> Table:
     return table
 
 
-def pocket(records: Sequence[Record]) -> Table:
-    """What pocket models measure: losses on held-out text, and the strongest heads."""
+def pocket(records: Sequence[Record], shipped: Sequence[Record]) -> Table:
+    """What pocket models measure: losses on held-out text, the strongest heads, and how far from what is shipped.
+
+    Args:
+        shipped: the records of the models of the same names that come with the library.
+    """
     table = Table(box=None, pad_edge=False)
     table.add_column("model", no_wrap=True)
-    for heading in ("first copy", "second copy", "previous token", "induction"):
+    for heading in ("first copy", "second copy", "previous token", "induction", "from shipped"):
         table.add_column(heading, justify="right")
-    for record in records:
+    for record, known in zip(records, shipped, strict=True):
         m = record.measures
+        distance = "same weights" if record.weights == known.weights else f"{apart(m, known.measures):.3f}"
         heads = (f"L{head.layer}H{head.head} {head.score:.2f}" for head in (m.previous_token, m.induction))
-        table.add_row(record.recipe.name, f"{m.loss_first:.2f}", f"{m.loss_second:.2f}", *heads)
+        table.add_row(record.recipe.name, f"{m.loss_first:.2f}", f"{m.loss_second:.2f}", *heads, distance)
     return table
 
 

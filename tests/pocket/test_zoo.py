@@ -7,10 +7,11 @@ import torch
 from tests.pocket.conftest import small
 from typer.testing import CliRunner
 
+from qkspectra import tables
 from qkspectra.cli import app
 from qkspectra.errors import InputError
 from qkspectra.pocket import corpus, zoo
-from qkspectra.pocket.cards import card, measured
+from qkspectra.pocket.cards import apart, card, measured
 from qkspectra.pocket.recipe import ZOO
 from qkspectra.pocket.train import STATE, Run
 from qkspectra.verify import agreement
@@ -50,6 +51,20 @@ def test_a_shipped_model_is_what_its_record_says(name):
         assert getattr(now, part).model_dump() == pytest.approx(getattr(then, part).model_dump(), rel=1e-3)
     numbers = {"previous_token", "induction"}
     assert now.model_dump(exclude=numbers) == pytest.approx(then.model_dump(exclude=numbers), rel=1e-3)
+
+
+def test_a_model_made_again_is_compared_with_the_shipped_one():
+    same, other = zoo.shipped("pocket-gpt2"), zoo.shipped("pocket-opt")
+    assert apart(same.measures, same.measures) == 0
+    moved = same.measures.induction.model_copy(
+        update={"score": same.measures.induction.score - 0.125, "head": 3, "z_eigen_rotation": 9}
+    )
+    changed = same.model_copy(
+        update={"weights": "0", "measures": same.measures.model_copy(update={"induction": moved})}
+    )
+    assert apart(changed.measures, same.measures) == pytest.approx(0.125)
+    shown = tables.pocket([same, changed, other], [same, same, other])
+    assert list(shown.columns[-1].cells) == ["same weights", "0.125", "same weights"]
 
 
 @pytest.fixture

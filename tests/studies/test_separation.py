@@ -139,3 +139,22 @@ def test_without_a_benefit_there_is_no_share_of_it():
     (row,) = separation.zeroed(phases(loss_first_before=0.5)).to_dict("records")
     assert np.isnan(row["benefit_lost"])
     assert separation.consequence(row) == "kept"
+
+
+def test_a_model_outside_is_told_in_words():
+    assert separation.side({1: "rope", 2: "rope"}, "rope") == "at every k"
+    assert separation.side({1: "rope", 2: "other"}, "rope") == "at 1 of the 2 values of k"
+    assert separation.side({1: "rope", 2: "rope"}, "other") == "at no k"
+
+
+def test_perfect_choices_are_told_by_option():
+    grid = pd.DataFrame({"measure": ["a", "a", "b", "b"], "perfect": [1.0, 0.5, 1.0, 1.0]})
+    assert separation.told(grid, "measure", {"b": "second", "a": "first"}) == "second 2 of 2, first 1 of 2"
+
+
+def test_consequences_are_listed_by_model():
+    gone = {"induction_kept": 0.05, "benefit_lost": 0.9, "control_kept": 0.9, "control_lost": 0.1}
+    left = gone | {"induction_kept": 0.99, "benefit_lost": 0.0}
+    rows = pd.DataFrame([{"model": name} | row for name, row in zip("ABC", (gone, left, gone), strict=True)])
+    assert separation.listing(rows) == "induction is eliminated in A and C, and kept in B"
+    assert separation.listing(rows.iloc[[1]]) == "induction is kept in B"

@@ -118,6 +118,21 @@ def _strongest(heads: pd.DataFrame, behaviour: str) -> Head:
     return Head(score=row[behaviour], **{name: row[name] for name in Head.model_fields if name != "score"})
 
 
+def apart(one: Measures, two: Measures) -> float:
+    """The largest difference of two measurements, over losses in nats, shares, scores and spectra; deviations z aside.
+
+    Of the strongest heads the numbers are compared, wherever in the model they stand.
+    """
+
+    def numbers(measures: Measures) -> list[float]:
+        heads = [getattr(measures, role).model_dump() for role in ("previous_token", "induction")]
+        plain = measures.model_dump(exclude={"previous_token", "induction"})
+        shared = ("score", "eigen_rotation", "antisymmetric_energy")
+        return [*plain.values(), *(head[name] for head in heads for name in shared)]
+
+    return max(abs(a - b) for a, b in zip(numbers(one), numbers(two), strict=True))
+
+
 def record_of(recipe: Recipe, folder: Path, tokens: int, seconds: float) -> Record:
     """The record of a model that this installation has just trained on so many tokens, in so many seconds."""
     return Record(
@@ -152,7 +167,8 @@ positions: {POSITIONS[known.scheme]}), for measuring attention heads. It has {re
 heads, width {recipe.width}, {recipe.vocab} tokens and a context of {recipe.context}, and is of no use for writing code.
 
 Seven such models differ in their architecture alone: `qkspectra models` lists them, `qkspectra pocket FOLDER` trains
-them again. `recipe.json` holds the recipe, the hashes of corpus and weights, and all measures.
+them again and says how far what it got is from what is shipped. `recipe.json` holds the recipe, the hashes of corpus
+and weights, and all measures.
 
 ## Training
 

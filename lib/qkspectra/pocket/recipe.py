@@ -32,7 +32,7 @@ Name = Literal[
 
 
 class Recipe(BaseModel):
-    """One training run; together with the corpus it decides every weight.
+    """One training run; together with the corpus it decides every weight, up to the rounding of a kind of processor.
 
     Attributes:
         name: decides the architecture.

@@ -24,6 +24,7 @@ from qkspectra.pocket.train import STATE, staged, train
 from qkspectra.store import replacing
 from qkspectra.threads import threads
 from qkspectra.weights import open_model
+from qkspectra.weights.catalogue import POCKET
 
 RECORD = "recipe.json"
 TOKENIZER, TOKENS = "tokenizer.json", "tokens.npy"
@@ -143,6 +144,11 @@ def ship(recipe: Recipe, trajectory: Path, tokenizer: Path, final: Path, tokens:
         made = record_of(recipe, part, tokens, seconds)
         (part / RECORD).write_text(made.model_dump_json(indent=2) + "\n")
         (part / "README.md").write_text(card(made))
+
+
+def shipped(name: str) -> Record:
+    """The record of the model of that name which comes with the library."""
+    return record(POCKET / name)
 
 
 def record(folder: Path) -> Record:

@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from qkspectra.behaviour import Behaviour, behaviour, random_repeats, special_tokens
+from qkspectra.behaviour import CHUNK, Behaviour, behaviour, random_repeats, special_tokens
 from qkspectra.errors import InputError
 from qkspectra.intervene import ablated, check
 from qkspectra.null import null_samples, z_scores
 from qkspectra.operators import operator_of
+from qkspectra.resume import kept, resumed
 from qkspectra.spectrum import MEASURES, Spectrum, measure
 from qkspectra.weights.model import Weights
 
@@ -166,33 +167,39 @@ def effects(
         `_after`) `previous_token` of that head, `induction`, the mean over `matchers`, and `loss_second`, `loss_first`
         in nats (missing where the model predicts no next token).
     """
-    modules = weights.attention_modules(model)
-    say(f"running it on {len(tokens)} sequences")
-    before = behaviour(model, modules, tokens)
+    modules, blocks = weights.attention_modules(model), weights.blocks(model)
+    whole: list[Behaviour] = []
+    without: dict[tuple[int, int, str], list[Behaviour]] = {
+        (index, head, channel): [] for index, head in heads for channel in channels
+    }
+    parts = tokens.split(CHUNK)
+    for number, part in enumerate(parts, 1):
+        which = f"sequences {CHUNK * (number - 1) + 1} to {min(CHUNK * number, len(tokens))} of {len(tokens)}"
+        say(f"running it on {which}")
+        with kept(blocks, {index for index, _ in heads}) as outputs:
+            whole.append(behaviour(model, modules, part))
+        for (index, head, channel), seen in without.items():
+            say(f"running it without the {channel} channel of L{index}H{head} on {which}")
+            with ablated(modules, weights.layer(index), [head], channel), resumed(blocks, index, outputs):
+                seen.append(behaviour(model, modules, part, below=whole[-1]))
+    sizes = [len(part) for part in parts]
+    before = Behaviour.mean(whole, sizes)
     if matchers is None:
         flat = before.induction.flatten().topk(min(TOP, before.induction.numel())).indices
     else:
         flat = torch.tensor([index * weights.layout.n_heads + head for index, head in matchers])
 
-    def outcome(seen: Behaviour, index: int, head: int) -> dict[str, float]:
-        return {
-            "previous_token": seen.previous_token[index, head].item(),
-            "induction": seen.induction.flatten()[flat].mean().item(),
-            "loss_second": seen.loss_second,
-            "loss_first": seen.loss_first,
-        }
-
     rows = []
-    for index, head in heads:
-        layer = weights.layer(index)
-        for channel in channels:
-            say(f"running it without the {channel} channel of L{index}H{head}")
-            with ablated(modules, layer, [head], channel):
-                after = behaviour(model, modules, tokens)
-            row: dict[str, int | str | float] = {"layer": index, "head": head, "channel": channel}
-            for suffix, seen in (("before", before), ("after", after)):
-                row |= {f"{name}_{suffix}": value for name, value in outcome(seen, index, head).items()}
-            rows.append(row)
+    for (index, head, channel), seen in without.items():
+        row: dict[str, int | str | float] = {"layer": index, "head": head, "channel": channel}
+        for suffix, state in (("before", before), ("after", Behaviour.mean(seen, sizes))):
+            row |= {
+                f"previous_token_{suffix}": state.previous_token[index, head].item(),
+                f"induction_{suffix}": state.induction.flatten()[flat].mean().item(),
+                f"loss_second_{suffix}": state.loss_second,
+                f"loss_first_{suffix}": state.loss_first,
+            }
+        rows.append(row)
     return pd.DataFrame(rows)
 
 

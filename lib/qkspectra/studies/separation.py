@@ -141,6 +141,34 @@ def placed(means: pd.DataFrame, value: Mapping[int, float]) -> dict[int, str]:
     return {k: min(("rope", "other"), key=lambda name: abs(centres[k, name] - x)) for k, x in value.items()}
 
 
+def side(placed: Mapping[int, str], group: str) -> str:
+    """At how many `k` a model outside stands with a group, in words for the end of a sentence."""
+    with_it = sum(found == group for found in placed.values())
+    if with_it == len(placed):
+        return "at every k"
+    return f"at {with_it} of the {len(placed)} values of k" if with_it else "at no k"
+
+
+def told(grid: pd.DataFrame, choice: str, names: Mapping[str, str]) -> str:
+    """Under how many combinations of `sensitivity` the separation is perfect at every `k`, by option of one choice.
+
+    Args:
+        names: of the options, in the order in which they are told.
+    """
+    perfect = (grid["perfect"] == 1).groupby(grid[choice]).agg(["sum", "count"])
+    return ", ".join(f"{name} {perfect.loc[key, 'sum']} of {perfect.loc[key, 'count']}" for key, name in names.items())
+
+
+def listing(rows: pd.DataFrame) -> str:
+    """`consequence` of rows of `zeroed`, by model: "induction is kept in A, and eliminated in B and C"."""
+    parts = []
+    for word in ("eliminated", "impaired", "kept"):
+        models = [row["model"] for row in rows.to_dict("records") if consequence(row) == word]
+        if models:
+            parts.append(f"{word} in {' and '.join(filter(None, (', '.join(models[:-1]), models[-1])))}")
+    return f"induction is {', and '.join(parts)}"
+
+
 def verdict(table: pd.DataFrame) -> str:
     """What separations at several `k` come to, in words for a sentence about the models: "The models …".
 

@@ -9,7 +9,7 @@ from jaxtyping import Complex128
 from scipy import stats
 from torch import Tensor
 
-from qkspectra import attention, behaviour, channels, intervene, null, operators, scores, spectrum
+from qkspectra import attention, behaviour, channels, intervene, null, operators, resume, scores, spectrum
 from qkspectra.null import null_operator, null_samples, population_z
 from qkspectra.operators import QKOperator, operator_of
 from qkspectra.spectrum import Spectrum, measure
@@ -33,7 +33,7 @@ from qkspectra.weights.families import absolute, alibi, common, fused, rope
 from qkspectra.weights.model import Weights
 
 SOURCES = (
-    *(attention, behaviour, channels, intervene, null, operators, scores, spectrum, audit),
+    *(attention, behaviour, channels, intervene, null, operators, resume, scores, spectrum, audit),
     *(families, gguf, layout, model, reader, rotary, running, absolute, alibi, common, fused, rope),
     *(panels, ranges, remote, revisions, schedules),
 )

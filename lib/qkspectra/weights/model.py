@@ -1,7 +1,8 @@
 """A model as its files: what the rest of the library opens."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -60,6 +61,27 @@ class Weights:
     def attention_modules(self, model: nn.Module) -> list[nn.Module]:
         """The attention module of each layer of the running model, in order."""
         return families.attention_modules(model)
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The residual block of each layer of the running model, in order."""
+        return families.blocks(model)
+
+
+@dataclass(frozen=True)
+class LoadedOnce(Weights):
+    """Weights whose model is loaded once and stays in memory, for a caller whose studies each run it."""
+
+    @cached_property
+    def _model(self) -> nn.Module:
+        return super().load()
+
+    def load(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        return self._model if dtype == torch.float32 else super().load(dtype)
+
+
+def loaded_once(weights: Weights) -> LoadedOnce:
+    """The same weights, whose `load` gives the same model each time: leave it as it was."""
+    return LoadedOnce(**{field.name: getattr(weights, field.name) for field in fields(Weights)})
 
 
 def open_model(name: str, revision: str | Revision | None = None, *, ranges: bool = False) -> Weights:

@@ -100,10 +100,15 @@ class _Shapes:
 
 def attention_modules(model: nn.Module) -> list[nn.Module]:
     """Each layer's attention module, in order: its input is `x`, and it computes the scores and their softmax."""
+    attention = family_of(model.config.model_type).attention
+    return [block.get_submodule(attention) for block in blocks(model)]
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """Each layer's residual block, in order: attention and everything else up to the next layer."""
     family = family_of(model.config.model_type)
     base = model.base_model
-    layers = range(model.config.num_hidden_layers)
-    return [base.get_submodule(f"{family.blocks}.{i}.{family.attention}") for i in layers]
+    return [base.get_submodule(f"{family.blocks}.{i}") for i in range(model.config.num_hidden_layers)]
 
 
 def repair(model: nn.Module) -> nn.Module:
