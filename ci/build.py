@@ -13,7 +13,9 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nbformat
 from filelock import FileLock
@@ -23,7 +25,7 @@ from ci.execute import execute, is_notebook, library_code, with_outputs
 from ci.failure import BuildError
 from ci.publish import swap
 from ci.text import prose_faults, substitute
-from ci.version import Build, identify
+from ci.version import REHEARSAL, Build, identify
 
 PDF = f"{render.DOCUMENT}.pdf"
 MACHINE = "machine.json"
@@ -45,8 +47,9 @@ def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *,
         shutil.rmtree(rest)
     where = {"scheduler": scheduler} if scheduler else None
     arguments = {"profile": build.profile}, output / "executed", build.machine, where
+    results = (output if build.rehearsal else root) / "results"  # those of stand-ins lie apart
     return {
-        source: execute(root, source, *arguments, only_remembered=only_remembered)
+        source: execute(root, source, *arguments, results=results, only_remembered=only_remembered)
         for source in filter(is_notebook, stage.pages(root))
     }
 
@@ -93,9 +96,12 @@ def stage_book(root: Path, build: Build, output: Path, pdf: bool, executed: Mapp
         links = stage.page_links(repository, name, build, notebook=True, pdf=pdf)
         try:
             found = provenance.records(notebook, figures, about, source.name)
-            data = stage.copy_figures(figures, staging / "book" / "figures", downloads / "data")
+            values = shared | build.values | recorded[source]
+            fill = partial(substitute, values=values, where=source.name)
+            folders = staging / "book" / "figures", downloads / "data"
+            data = stage.copy_figures(figures, *folders, build.facts, fill)
             staged = stage.staged_notebook(notebook, build, source.name, shared, links, data, found)
-            kept = stage.download(notebook, shared | build.values | recorded[source], build, source.name)
+            kept = stage.download(notebook, values, build, source.name)
         except BuildError as problem:
             faults.append(str(problem))
             continue
@@ -134,6 +140,11 @@ def digest(root: Path, staging: Path) -> str:
     named = {f"staging/{path.relative_to(staging)}": path for path in staging.rglob("*") if path.is_file()}
     named |= {f"ci/{path.name}": path for path in CODE.glob("*.py")} | {"lock": root / "requirements.lock"}
     return depend.digest(named)
+
+
+def loopback() -> bool:
+    """Whether the Hub that chapters would ask is one of this machine."""
+    return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname == "127.0.0.1"
 
 
 def build_book(
@@ -192,6 +203,8 @@ def main(words: list[str] | None = None) -> int:
     try:
         if not (ROOT / "book" / "profiles" / f"{arguments.profile}.yml").is_file():
             raise BuildError(f"there is no profile {arguments.profile!r}; say PROFILE=smoke, pocket or paper")
+        if arguments.profile == REHEARSAL and not loopback():
+            raise BuildError("the profile rehearsal needs the stand-ins for the Hub: say 'make rehearse'")
         if missing and arguments.pdf == "required" and arguments.step != "execute":
             raise BuildError(how)
         arguments.output.mkdir(parents=True, exist_ok=True)

@@ -74,6 +74,8 @@ def page_faults(page: BeautifulSoup, name: str, build: Build) -> list[str]:
     article = page.select_one("article") or page
     if build.stamp not in article.get_text():
         found.append(f"HTML: {name} does not say which build it is")
+    if build.rehearsal and not article.select(".admonition.warning"):
+        found.append(f"HTML: {name} does not warn that it is of a rehearsal")
     for picture in article.select("img"):
         alt, source = picture.get("alt", "").strip(), picture.get("src", "")
         if len(alt) < 10 or Path(source).name in alt:

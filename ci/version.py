@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from importlib.metadata import version as installed
 from pathlib import Path
 
+REHEARSAL = "rehearsal"
+"""The profile in which pocket models stand in for the public ones that are named; `ci.rehearse` builds it."""
+
 
 @dataclass(frozen=True)
 class Build:
@@ -29,12 +32,23 @@ class Build:
     @property
     def stamp(self) -> str:
         """The line under every title."""
-        return f"Version {self.version} · commit {self.commit} · profile {self.profile} · computed on {self.device}"
+        profile = f"profile {self.profile}" + (" (stand-in models, no results)" if self.rehearsal else "")
+        return f"Version {self.version} · commit {self.commit} · {profile} · computed on {self.device}"
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether the models of the book are others than it names."""
+        return self.profile == REHEARSAL
 
     @property
     def about(self) -> dict[str, str]:
         """What the provenance of every figure and table begins with."""
         return {"version": self.version, "commit": self.commit, "device": self.device}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What files of numbers say of themselves."""
+        return self.about | {"profile": self.profile}
 
     @property
     def values(self) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Every check of the finished book can fail."""
 
+from dataclasses import replace
+
 import pytest
 from bs4 import BeautifulSoup
 
@@ -46,6 +48,18 @@ def test_a_good_page_has_no_fault():
 def test_faults_of_a_page(old, new, fault):
     assert old in PAGE
     assert any(fault in found for found in faults(PAGE.replace(old, new)))
+
+
+def test_a_page_of_a_rehearsal_warns():
+    rehearsal = replace(BUILD, profile="rehearsal")
+    page = PAGE.replace(BUILD.stamp, rehearsal.stamp)
+    warning = '<div class="admonition warning"><p>This is a rehearsal.</p></div>'
+
+    def found(page):
+        return gates.page_faults(BeautifulSoup(page, "html.parser"), "intro", rehearsal)
+
+    assert found(page.replace("<p>Text", f"{warning}<p>Text")) == []
+    assert found(page) == ["HTML: intro does not warn that it is of a rehearsal"]
 
 
 def test_style_sheets_load_nothing_from_elsewhere():
