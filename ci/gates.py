@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bs4 import BeautifulSoup
 
-from ci import links
+from ci import links, weight
 from ci.render import DOCUMENT
 from ci.version import Build
 
@@ -40,6 +40,8 @@ def html_faults(
     found = [f"HTML: the page {name} is missing" for name in expected if name not in pages]
     for name, page in pages.items():
         found += page_faults(page, name, build) + provenance_faults(page, name)
+        heavy = weight.told(name, weight.of(html / "book" / f"{name}.html", page))
+        found += [f"HTML: {fault}" for fault in heavy]
     found += links.faults(html, coming)
     for sheet in sorted(html.rglob("*.css")):
         found += style_faults(sheet.read_text(encoding="utf-8"), sheet.name)

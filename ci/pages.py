@@ -11,6 +11,11 @@ from sphinx.writers.html5 import HTML5Translator
 from ci.failure import BuildError
 
 ICONS = re.compile(r'\s*<script src="[^"]*/fontawesome/[^"]*/js/all\.min\.js[^"]*"></script>')
+UNUSED = re.compile(
+    r'\s*<link rel="preload"[^>]*/fa-(?:brands|regular)-400\.woff2"[^>]*>'  # loaded where an icon needs them
+    r"|\s*<link [^>]*/sphinx-design\.min\.css[^>]*>"  # no page has a card, a grid or a tab
+    r'|\s*<script src="[^"]*/design-tabs\.js[^"]*"></script>'
+)
 SCROLLING = '<div class="pst-scrollable-table-container"'
 
 
@@ -28,7 +33,8 @@ def close_citation(translator: HTML5Translator, node: nodes.citation) -> None:
 
 
 def mend_pages(app: Sphinx, problem: Exception | None) -> None:
-    """Leave out 1.5 MB a page, for the theme's icons come as fonts and once more as a script; let keys scroll tables.
+    """Leave out 1.7 MB a page, above all the theme's icons, which come as fonts and once more as a script; let keys
+    scroll tables.
 
     Raises:
         BuildError: a page without that script, so that the theme has changed.
@@ -41,6 +47,7 @@ def mend_pages(app: Sphinx, problem: Exception | None) -> None:
             lighter, count = ICONS.subn("", page)
             if count != 1:
                 raise BuildError(f"{path.name} loads the script of its icons {count} times: look at ci/pages.py")
+            lighter = UNUSED.sub("", lighter)
             path.write_text(lighter.replace(SCROLLING, f'{SCROLLING} tabindex="0"'), encoding="utf-8")
     for script in Path(app.outdir).glob("_static/vendor/fontawesome/*/js/*"):
         script.unlink()

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -84,11 +83,9 @@ def identify(root: Path, profile: str) -> Build:
 
 
 def device() -> str:
-    """The processor that computes: the GPU's name, or the processor's architecture and the number of cores granted."""
-    if shutil.which("nvidia-smi"):  # torch takes seconds to import; a machine without a driver need not wait for it
-        import torch
+    """The processor that computes, as its architecture and the number of cores granted.
 
-        if torch.cuda.is_available():
-            return torch.cuda.get_device_name()
+    No chapter computes on a GPU, also where there is one; were it named here, the pages would say what is not so.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"CPU ({platform.machine()}, {cores} {'core' if cores == 1 else 'cores'})"

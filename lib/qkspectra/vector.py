@@ -100,8 +100,8 @@ def _steps(line: str) -> str:
     for piece in re.findall(r"M ([^Mz]*)", line):
         corners = np.array(re.findall(r"[-\d.e]+", piece), float).reshape(-1, 2)
         rounded = np.rint(100 * corners).astype(int)
-        first, *rest = [rounded[0], *np.diff(rounded, axis=0)]
-        moved = [step for step in rest if step.any()]
+        first, rest = rounded[0].tolist(), np.diff(rounded, axis=0).tolist()
+        moved = [step for step in rest if step != [0, 0]]
         steps = "".join(f"{_short(x)} {_short(y)} " for x, y in moved).strip()
         written.append(f"M{_short(first[0])} {_short(first[1])}" + (f"l{steps}" if moved else "h0" if rest else ""))
     return re.sub(r" -", "-", "".join(written)) + ("z" if line.rstrip().endswith("z") else "")
@@ -109,6 +109,6 @@ def _steps(line: str) -> str:
 
 def _short(hundredths: int) -> str:
     """A number of hundredths, without zeros that say nothing."""
-    sign, size = "-" if hundredths < 0 else "", abs(int(hundredths))
+    sign, size = "-" if hundredths < 0 else "", abs(hundredths)
     whole, part = str(size // 100), f"{size % 100:02}".rstrip("0")
     return sign + (f"{whole if whole != '0' else ''}.{part}" if part else whole)

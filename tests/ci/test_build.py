@@ -12,7 +12,7 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 
-from ci import browse, build, depend, gates, publish, render
+from ci import browse, build, depend, gates, publish, render, weight
 from ci.failure import BuildError
 
 SAMPLE = Path(__file__).parent / "sample"
@@ -131,6 +131,7 @@ def test_pages_link_to_notebook_pdf_and_numbers_that_exist(sample):
 
 def test_formulae_load_mathjax_from_the_book(sample):
     [script] = [tag["src"] for tag in page(sample[1], "first").select("script[src]") if "mathjax" in tag["src"]]
+    assert script.partition("?")[0].endswith(weight.MATHJAX)
     path = sample[1] / "html" / "book" / script.partition("?")[0]
     assert path.is_file()
     assert list((path.parent / "output" / "chtml" / "fonts").rglob("*.woff"))
