@@ -1,6 +1,8 @@
 # make book [PROFILE=smoke|pocket|paper] [PDF=required] [SCHEDULER=ADDRESS] · make test · make env · make lint
 # make rehearse · make publish · make serve · make look · make bench
 SHELL := bash
+# Where it is set, every process compiles every module anew: some ten seconds for each chapter and for each build.
+unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --jobs=2 --no-print-directory
 PROFILE ?= pocket
 PDF ?= wanted

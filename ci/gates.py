@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, NavigableString, Tag
 
 from ci import links, weight
 from ci.render import DOCUMENT
@@ -86,12 +86,21 @@ def page_faults(page: BeautifulSoup, name: str, build: Build) -> list[str]:
     loads += [("link", tag.get("href", "")) for tag in page.select("link") if LOADING_LINKS & set(tag.get("rel", []))]
     loads += [("style", url) for tag in page.select("style") for url in style_loads(tag.get_text())]
     found += [f"HTML: {name}: <{tag}> loads {url} from elsewhere" for tag, url in loads if FOREIGN.match(url)]
-    visible = BeautifulSoup(str(article), "html.parser")
-    for hidden in visible.select(".math, pre, code, script, style, noscript"):
-        hidden.extract()
+    text = visible_text(article)
     for pattern, what in ((PLACEHOLDERS, "placeholder"), (RAW_TEX, "raw TeX")):
-        found += [f"HTML: {name}: {what} {match[0]!r}" for match in pattern.finditer(visible.get_text(" "))]
+        found += [f"HTML: {name}: {what} {match[0]!r}" for match in pattern.finditer(text)]
     return found
+
+
+def visible_text(article: Tag) -> str:
+    """The text that readers see as text: no formulae, no code."""
+    hidden = {
+        id(text)
+        for element in article.select(".math, pre, code, script, style, noscript")
+        for text in element.find_all(string=True)
+    }
+    texts = article.find_all(string=lambda text: type(text) is NavigableString)
+    return " ".join(text for text in texts if id(text) not in hidden)
 
 
 def provenance_faults(page: BeautifulSoup, name: str) -> list[str]:

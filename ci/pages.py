@@ -1,11 +1,14 @@
 """Sphinx extension: what the theme's pages lack or have too much of."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.domains.std import StandardDomain
+from sphinx.environment import BuildEnvironment
 from sphinx.writers.html5 import HTML5Translator
 
 from ci.failure import BuildError
@@ -17,6 +20,28 @@ UNUSED = re.compile(
     r'|\s*<script src="[^"]*/design-tabs\.js[^"]*"></script>'
 )
 SCROLLING = '<div class="pst-scrollable-table-container"'
+
+
+class NumberedDomain(StandardDomain):
+    """The domain of figure and table numbers, which reads the page of a target once and not for every reference to it.
+
+    Reading one page took longer than all else that is done about a reference, and most references lead to few pages.
+    """
+
+    def _resolve_numref_xref(self, env: BuildEnvironment, *about: Any) -> nodes.Element | None:
+        known = self.__dict__.setdefault("_remembering", _Remembering(env))
+        return super()._resolve_numref_xref(known, *about)
+
+
+class _Remembering:
+    """The environment, with pages to look at that nobody changes."""
+
+    def __init__(self, env: BuildEnvironment) -> None:
+        self._env = env
+        self.get_doctree = cache(env.get_doctree)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
 
 
 def open_citation(translator: HTML5Translator, node: nodes.citation) -> None:
@@ -54,7 +79,8 @@ def mend_pages(app: Sphinx, problem: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Put both in place."""
+    """Put all of it in place."""
+    app.add_domain(NumberedDomain, override=True)
     app.add_node(nodes.citation, override=True, html=(open_citation, close_citation))
     app.connect("build-finished", mend_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
