@@ -22,8 +22,8 @@ from qkspectra.mime import FIGURE_MIME, HTML_MIME, TABLE_MIME, VALUES_MIME
 TITLE = re.compile(r"^# .+$", re.MULTILINE)
 PICTURES = (".svg", ".pdf")
 WARNING = (
-    "This is a rehearsal of the publication. Behind the names of public models are small models of our own, and no "
-    "number that is told of a public model on this page was measured on it."
+    "This is a rehearsal of the publication. Behind the names of models on the Hub stand small models of our own: no "
+    "number told of such a model on this page was measured on it."
 )
 """On every page of a rehearsal."""
 UNPRINTABLE = re.compile(r"<(Figure|Axes|matplotlib|pandas|IPython|qkspectra|[\w.]+ object at)|tensor\(")
