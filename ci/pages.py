@@ -19,7 +19,8 @@ UNUSED = re.compile(
     r"|\s*<link [^>]*/sphinx-design\.min\.css[^>]*>"  # no page has a card, a grid or a tab
     r'|\s*<script src="[^"]*/design-tabs\.js[^"]*"></script>'
 )
-SCROLLING = '<div class="pst-scrollable-table-container"'
+SCROLLING = ('<div class="pst-scrollable-table-container"', '<div class="math ')
+"""What scrolls on a narrow screen, so that keys must reach it."""
 
 
 class NumberedDomain(StandardDomain):
@@ -59,7 +60,7 @@ def close_citation(translator: HTML5Translator, node: nodes.citation) -> None:
 
 def mend_pages(app: Sphinx, problem: Exception | None) -> None:
     """Leave out 1.7 MB a page, above all the theme's icons, which come as fonts and once more as a script; let keys
-    scroll tables.
+    scroll tables and formulae.
 
     Raises:
         BuildError: a page without that script, so that the theme has changed.
@@ -73,7 +74,9 @@ def mend_pages(app: Sphinx, problem: Exception | None) -> None:
             if count != 1:
                 raise BuildError(f"{path.name} loads the script of its icons {count} times: look at ci/pages.py")
             lighter = UNUSED.sub("", lighter)
-            path.write_text(lighter.replace(SCROLLING, f'{SCROLLING} tabindex="0"'), encoding="utf-8")
+            for box in SCROLLING:
+                lighter = lighter.replace(box, box.replace("<div", '<div tabindex="0"'))
+            path.write_text(lighter, encoding="utf-8")
     for script in Path(app.outdir).glob("_static/vendor/fontawesome/*/js/*"):
         script.unlink()
 

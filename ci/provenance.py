@@ -133,7 +133,8 @@ def _models(models: Sequence[Mapping[str, Any]], digits: int) -> Iterator[str]:
 
 
 def _model(model: Mapping[str, Any], digits: int) -> str:
-    at = "".join(f", {name} {model[name]}" for name in ("revision", "commit") if model[name])
+    at = f", revision {model['revision']}" if model["revision"] else ""
+    at += f", commit {model['commit'][:digits]}" if model["commit"] else ""
     return f"{model['name']}{at}, SHA-256 {model['content'][:digits]}"
 
 

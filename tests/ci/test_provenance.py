@@ -71,6 +71,13 @@ def test_the_page_tells_everything(tmp_path):
     assert "<x>" in text
 
 
+def test_a_commit_is_told_whole_on_the_page_and_cut_in_the_appendix(tmp_path):
+    found = provenance.records(chapter(tmp_path), tmp_path, ABOUT, "theory.md")
+    record = {**found["tab-heads"], "models": [{**MODEL, "commit": "f" * 40}]}
+    assert "f" * 40 in provenance.details("tab-heads", record)
+    assert "commit ffffffffffff, SHA-256" in provenance.appendix({"Theory": {"tab-heads": record}})
+
+
 def test_the_revisions_of_a_training_run_are_told_together(tmp_path):
     found = provenance.records(chapter(tmp_path), tmp_path, ABOUT, "theory.md")
     run = [{**MODEL, "name": "run", "revision": f"step{n}", "content": f"{n:064}"} for n in range(154)]
