@@ -1,6 +1,8 @@
 # make book [PROFILE=smoke|pocket|paper] [PDF=required] [SCHEDULER=ADDRESS] · make test · make env · make lint
-# make publish · make serve · make look · make bench
+# make rehearse · make publish · make serve · make look · make bench
 SHELL := bash
+# Where it is set, every process compiles every module anew: some ten seconds for each chapter and for each build.
+unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --jobs=2 --no-print-directory
 PROFILE ?= pocket
 PDF ?= wanted
@@ -9,7 +11,7 @@ STEP ?= all
 PYTEST ?=
 run := .venv/bin/python
 
-.PHONY: book executed look test env latex lint bench lock publish serve clean
+.PHONY: book executed rehearse look test env latex lint bench lock publish serve clean
 
 book: env latex
 	@$(run) -m ci.build --profile $(PROFILE) --pdf $(PDF) --step $(STEP) --scheduler "$(SCHEDULER)"
@@ -17,6 +19,10 @@ book: env latex
 # The first half of a build, for a machine without LaTeX; the other half is STEP=render.
 executed: env
 	@$(run) -m ci.build --profile $(PROFILE) --step execute --scheduler "$(SCHEDULER)"
+
+# Everything that the workflow of the profile paper does, with pocket models behind the names of the public ones.
+rehearse: env latex
+	@$(run) -m ci.rehearse
 
 # Open every page in headless Chromium.
 look: env

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
-from tests.hub import Hub, serving
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.row import Row
+from ci.hub import Hub, serving
 from qkspectra.weights.schedules import schedule
 
 # Steps of a model, measured by ranges or loaded whole; prints seconds and the high-water mark of its memory.

@@ -3,6 +3,7 @@
 Needs the finished book (`make book`); weights and times of pages need Chromium.
 """
 
+import json
 import os
 import random
 import shutil
@@ -16,17 +17,19 @@ from pathlib import Path
 import yaml
 
 from benchmarks.row import Row
-from ci import browse, build, links
+from ci import browse, build, links, render, weight
 
 ROOT = build.ROOT
 SAMPLE = ROOT / "tests" / "ci" / "sample"
 EXPLORER = "book/explorer.html"
+SENTENCE = "One sentence more."
 KILLS = 20
 MISSING = Row("pages, and an edit", None, None, "", "needs the finished book: `make book`")
 BUILD = """
-import pathlib, sys
+import json, pathlib, sys
 from ci import build
-build.build_book(pathlib.Path(sys.argv[1]), "smoke", pathlib.Path(sys.argv[2]), pdf=False)
+tree, profile, output, pdf = json.loads(sys.argv[1])
+build.build_book(pathlib.Path(tree), profile, pathlib.Path(output), pdf=pdf)
 """
 
 
@@ -47,15 +50,22 @@ def _pages() -> list[Row]:
     paint = max(visit.paint or 0.0 for page in seen.values() for visit in page) / 1000
     faults = sum(len(visit.faults) for page in seen.values() for visit in page)
     return [
-        Row("heaviest chapter", weights[heaviest], 3.0, "MB", f"{heaviest}, with all that it loads"),
-        Row("explorer", explorer, 5.0, "MB", EXPLORER),
+        Row("heaviest chapter", weights[heaviest], weight.LIMIT, "MB", f"{heaviest}, with all that it loads"),
+        Row("explorer", explorer, weight.LIMITS["explorer"], "MB", EXPLORER),
         Row("slowest first paint", paint, 1.0, "s", "of all pages, from this disk"),
         Row("faults that a browser sees", faults, 0, "", "two screens a page, axe-core included"),
     ]
 
 
+def _building(tree: Path, profile: str, output: Path, *, pdf: bool) -> subprocess.Popen:
+    """A build in a process of its own, as make would start one."""
+    arguments = json.dumps([str(tree), profile, str(output), pdf])
+    command = [sys.executable, "-c", BUILD, arguments]
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
+
+
 def _edit(folder: Path) -> list[Row]:
-    """Seconds from an edit of one chapter's prose to fresh pages, everything else unchanged."""
+    """Seconds from an edit of one chapter's prose to fresh pages, and to the PDF; everything else unchanged."""
     tree, output = folder / "tree", folder / "out"
     for name in ("book", "_config.yml", "_toc.yml", "CITATION.cff", "requirements.lock"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
@@ -63,11 +73,22 @@ def _edit(folder: Path) -> list[Row]:
         copy(ROOT / name, tree / name)
     shutil.copytree(ROOT / "_build" / "executed", output / "executed", ignore=shutil.ignore_patterns(".*"))
     page = tree / "book" / "theory.md"
-    page.write_text(page.read_text(encoding="utf-8") + "\nOne sentence more.\n", encoding="utf-8")
-    build.execute_book(tree, build.identify(tree, "pocket"), output, only_remembered=True)
-    start = time.perf_counter()
-    build.build_book(tree, "pocket", output, pdf=False)
-    return [Row("an edit of prose to fresh pages", time.perf_counter() - start, 20.0, "s", "one chapter, warm, HTML")]
+    page.write_text(page.read_text(encoding="utf-8") + f"\n{SENTENCE}\n", encoding="utf-8")
+    profile = json.loads((ROOT / "_build" / "built.json").read_text(encoding="utf-8"))["profile"]
+    build.execute_book(tree, build.identify(tree, profile), output, only_remembered=True)
+    pdf, fresh, start = not render.missing_pdf_tools(), output / "html" / "book" / "theory.html", time.perf_counter()
+    running = _building(tree, profile, output, pdf=pdf)
+    while running.poll() is None and not fresh.is_file():
+        time.sleep(0.05)
+    shown = time.perf_counter() - start
+    status = running.wait()
+    whole = time.perf_counter() - start
+    faults = int(status != 0 or SENTENCE not in fresh.read_text(encoding="utf-8"))
+    return [
+        Row("an edit of prose to fresh pages", shown, 20.0, "s", "one chapter, warm, from a new process"),
+        Row("the same, until all is done", whole, None, "s", "with the PDF" if pdf else "no LaTeX: without the PDF"),
+        Row("edits that were not shown", faults, 0, "", "the sentence stands on the page"),
+    ]
 
 
 def _kills(folder: Path) -> Row:
@@ -79,13 +100,12 @@ def _kills(folder: Path) -> Row:
     shutil.copyfile(ROOT / "CITATION.cff", tree / "CITATION.cff")
     (tree / "requirements.lock").write_text("")
     start = time.perf_counter()
-    build.build_book(tree, "smoke", output, pdf=False)
+    _building(tree, "smoke", output, pdf=False).wait()
     seconds = time.perf_counter() - start
     page, chance, broken = tree / "book" / "second.md", random.Random(0), 0
     for number in range(KILLS):
         page.write_text(page.read_text(encoding="utf-8") + f"\nSentence {number}.\n", encoding="utf-8")
-        command = [sys.executable, "-c", BUILD, str(tree), str(output)]
-        running = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
+        running = _building(tree, "smoke", output, pdf=False)
         try:
             running.wait(chance.uniform(0.0, seconds))
         except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
 """What only a browser sees: `python -m ci.browse [FOLDER]` opens every page in headless Chromium, without a network.
 
 Each page is opened from the disk, at the width of a laptop in the light theme and of a phone in the dark one. It may
-ask no host for anything, must set all its mathematics, must not be wider than the screen, and axe-core (WCAG 2.1 A and
-AA) may find nothing serious or critical in it.
+ask no host for anything, must set all its mathematics, must not be wider than the screen nor heavier than `ci.weight`
+allows, and axe-core (WCAG 2.1 A and AA) may find nothing serious or critical in it.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
+from ci import weight
 from ci.failure import BuildError, told
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -92,9 +93,10 @@ def _visit(browser: Browser, path: Path, name: str, scheme: Any, width: int, hei
         page.on("request", lambda request: asked.append(request.url))
         context.route("http*://**", lambda route: route.abort())
         page.goto(path.resolve().as_uri(), wait_until="load")
-        return Visit(
-            [f"{name} ({scheme}): {fault}" for fault in _page_faults(page, asked)], _weight(asked), page.evaluate(PAINT)
-        )
+        found = _page_faults(page, asked)
+        loaded = _weight(asked)
+        found += weight.told(Path(name).stem, loaded / 1e6)
+        return Visit([f"{name} ({scheme}): {fault}" for fault in found], loaded, page.evaluate(PAINT))
     finally:
         context.close()
 

@@ -14,8 +14,10 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nbformat
 from filelock import FileLock
@@ -25,7 +27,7 @@ from ci.execute import execute, is_notebook, library_code, remembered, with_outp
 from ci.failure import BuildError
 from ci.publish import swap
 from ci.text import prose_faults, substitute
-from ci.version import Build, identify
+from ci.version import REHEARSAL, Build, identify
 
 PDF = f"{render.DOCUMENT}.pdf"
 MACHINE = "machine.json"
@@ -34,9 +36,7 @@ ROOT = CODE.parent
 
 
 def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *, only_remembered: bool = False) -> dict:
-    """Execute what must be executed, two chapters at a time on a CPU; returns the folder of each.
-
-    A GPU belongs to one chapter at a time.
+    """Execute what must be executed, two chapters at a time; returns the folder of each.
 
     Args:
         scheduler: address of a Dask cluster for the chapters that can use one.
@@ -49,23 +49,24 @@ def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *,
         shutil.rmtree(rest)
     where = {"scheduler": scheduler} if scheduler else None
     arguments = {"profile": build.profile}, output / "executed", build.machine, where
+    results = (output if build.rehearsal else root) / "results"  # those of stand-ins lie apart
+    run = partial(execute, results=results)
     sources = [source for source in stage.pages(root) if is_notebook(source)]
-    if only_remembered:
-        return {source: execute(root, source, *arguments, only_remembered=True) for source in sources}
-    missing = [source for source in sources if not remembered(root, source, *arguments[:3]).is_dir()]
-    together = min(2, len(missing), os.cpu_count() or 1) if build.device.startswith("CPU") else 1
-    if together < 2:
-        return {source: execute(root, source, *arguments) for source in sources}
-    # Processes, as papermill changes the folder of its own.
-    with ProcessPoolExecutor(together, get_context("spawn"), _share, (os.getpid(), together)) as pool:
-        running = [pool.submit(execute, root, source, *arguments) for source in missing]
-        try:
-            for future in as_completed(running):
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return {source: execute(root, source, *arguments, only_remembered=True) for source in sources}
+    if not only_remembered:
+        missing = [source for source in sources if not remembered(root, source, *arguments[:3]).is_dir()]
+        together = min(2, len(missing), os.cpu_count() or 1)
+        if together < 2:
+            return {source: run(root, source, *arguments) for source in sources}
+        # Processes, as papermill changes the folder of its own.
+        with ProcessPoolExecutor(together, get_context("spawn"), _share, (os.getpid(), together)) as pool:
+            running = [pool.submit(run, root, source, *arguments) for source in missing]
+            try:
+                for future in as_completed(running):
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return {source: run(root, source, *arguments, only_remembered=True) for source in sources}
 
 
 def _share(parent: int, together: int) -> None:
@@ -122,9 +123,12 @@ def stage_book(root: Path, build: Build, output: Path, pdf: bool, executed: Mapp
         links = stage.page_links(repository, name, build, notebook=True, pdf=pdf)
         try:
             found = provenance.records(notebook, figures, about, source.name)
-            data = stage.copy_figures(figures, staging / "book" / "figures", downloads / "data")
+            values = shared | build.values | recorded[source]
+            fill = partial(substitute, values=values, where=source.name)
+            folders = staging / "book" / "figures", downloads / "data"
+            data = stage.copy_figures(figures, *folders, build.facts, fill)
             staged = stage.staged_notebook(notebook, build, source.name, shared, links, data, found)
-            kept = stage.download(notebook, shared | build.values | recorded[source], build, source.name)
+            kept = stage.download(notebook, values, build, source.name)
         except BuildError as problem:
             faults.append(str(problem))
             continue
@@ -163,6 +167,11 @@ def digest(root: Path, staging: Path) -> str:
     named = {f"staging/{path.relative_to(staging)}": path for path in staging.rglob("*") if path.is_file()}
     named |= {f"ci/{path.name}": path for path in CODE.glob("*.py")} | {"lock": root / "requirements.lock"}
     return depend.digest(named)
+
+
+def loopback() -> bool:
+    """Whether the Hub that chapters would ask is one of this machine."""
+    return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname == "127.0.0.1"
 
 
 def build_book(
@@ -221,6 +230,8 @@ def main(words: list[str] | None = None) -> int:
     try:
         if not (ROOT / "book" / "profiles" / f"{arguments.profile}.yml").is_file():
             raise BuildError(f"there is no profile {arguments.profile!r}; say PROFILE=smoke, pocket or paper")
+        if arguments.profile == REHEARSAL and not loopback():
+            raise BuildError("the profile rehearsal needs the stand-ins for the Hub: say 'make rehearse'")
         if missing and arguments.pdf == "required" and arguments.step != "execute":
             raise BuildError(how)
         arguments.output.mkdir(parents=True, exist_ok=True)

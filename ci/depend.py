@@ -45,9 +45,7 @@ def reachable(cells: Iterable[str], folder: Path) -> dict[str, Path]:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            path = known[name]
-            tree, _ = _parsed(path, path.stat().st_mtime_ns)
-            waiting += _imported(tree, name, path.name == "__init__.py", known)
+            waiting += _reaches(name, known[name].stat().st_mtime_ns, tuple(known.items()))
     return {name: known[name] for name in sorted(found)}
 
 
@@ -55,7 +53,8 @@ def digest(named: Mapping[str, Path]) -> str:
     """SHA-256 over names and contents of files."""
     total = hashlib.sha256()
     for name, path in sorted(named.items()):
-        total.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
+        state = path.stat()
+        total.update(f"{name}\0{_sha256(path, state.st_mtime_ns, state.st_size)}\0".encode())
     return total.hexdigest()
 
 
@@ -66,6 +65,20 @@ def shipped(folder: Path) -> list[Path]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.suffix not in {".py", ".pyc"} and "__pycache__" not in path.parts
     ]
+
+
+@cache
+def _sha256(path: Path, _: int, __: int) -> str:
+    """Of a file as it is at this time and size: every chapter depends on most of the same files."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@cache
+def _reaches(name: str, time: int, modules: tuple[tuple[str, Path], ...]) -> list[str]:
+    """The modules that one of them imports, as it is at this time."""
+    known = dict(modules)
+    tree, _ = _parsed(known[name], time)
+    return _imported(tree, name, known[name].name == "__init__.py", known)
 
 
 @cache

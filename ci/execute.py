@@ -80,6 +80,7 @@ def execute(
     machine: str,
     where: dict[str, str] | None = None,
     *,
+    results: Path | None = None,
     only_remembered: bool = False,
 ) -> Path:
     """The folder with the executed cells, `<chapter>.ipynb`, and `figures/`, run now or remembered from an equal run.
@@ -91,6 +92,7 @@ def execute(
         machine: what they run on.
         where: parameters that say where work is done, not what comes out of it: given to the chapters that declare
             them, and no part of what an execution is remembered by.
+        results: the store that lasts from build to build, by default `root/results`.
         only_remembered: execute nothing.
 
     Raises:
@@ -114,8 +116,9 @@ def execute(
             copy = work / path.relative_to(root / "book")
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-        (root / "results").mkdir(exist_ok=True)
-        (work / "results").symlink_to(root / "results")  # a store addressed by content: equal results are computed once
+        store = results or root / "results"  # addressed by content: equal results are computed once
+        store.mkdir(parents=True, exist_ok=True)
+        (work / "results").symlink_to(store.resolve())
         run_notebook(source, work / f"{name}.ipynb", parameters, work, where)
         if remembered(*about) != kept:
             raise BuildError(f"{source.name}: something that it depends on was edited while it ran: build again")

@@ -5,9 +5,9 @@ import subprocess
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, NavigableString, Tag
 
-from ci import links
+from ci import links, weight
 from ci.render import DOCUMENT
 from ci.version import Build
 
@@ -40,6 +40,8 @@ def html_faults(
     found = [f"HTML: the page {name} is missing" for name in expected if name not in pages]
     for name, page in pages.items():
         found += page_faults(page, name, build) + provenance_faults(page, name)
+        heavy = weight.told(name, weight.of(html / "book" / f"{name}.html", page))
+        found += [f"HTML: {fault}" for fault in heavy]
     found += links.faults(html, coming)
     for sheet in sorted(html.rglob("*.css")):
         found += style_faults(sheet.read_text(encoding="utf-8"), sheet.name)
@@ -74,6 +76,8 @@ def page_faults(page: BeautifulSoup, name: str, build: Build) -> list[str]:
     article = page.select_one("article") or page
     if build.stamp not in article.get_text():
         found.append(f"HTML: {name} does not say which build it is")
+    if build.rehearsal and not article.select(".admonition.warning"):
+        found.append(f"HTML: {name} does not warn that it is of a rehearsal")
     for picture in article.select("img"):
         alt, source = picture.get("alt", "").strip(), picture.get("src", "")
         if len(alt) < 10 or Path(source).name in alt:
@@ -82,12 +86,21 @@ def page_faults(page: BeautifulSoup, name: str, build: Build) -> list[str]:
     loads += [("link", tag.get("href", "")) for tag in page.select("link") if LOADING_LINKS & set(tag.get("rel", []))]
     loads += [("style", url) for tag in page.select("style") for url in style_loads(tag.get_text())]
     found += [f"HTML: {name}: <{tag}> loads {url} from elsewhere" for tag, url in loads if FOREIGN.match(url)]
-    visible = BeautifulSoup(str(article), "html.parser")
-    for hidden in visible.select(".math, pre, code, script, style, noscript"):
-        hidden.extract()
+    text = visible_text(article)
     for pattern, what in ((PLACEHOLDERS, "placeholder"), (RAW_TEX, "raw TeX")):
-        found += [f"HTML: {name}: {what} {match[0]!r}" for match in pattern.finditer(visible.get_text(" "))]
+        found += [f"HTML: {name}: {what} {match[0]!r}" for match in pattern.finditer(text)]
     return found
+
+
+def visible_text(article: Tag) -> str:
+    """The text that readers see as text: no formulae, no code."""
+    hidden = {
+        id(text)
+        for element in article.select(".math, pre, code, script, style, noscript")
+        for text in element.find_all(string=True)
+    }
+    texts = article.find_all(string=lambda text: type(text) is NavigableString)
+    return " ".join(text for text in texts if id(text) not in hidden)
 
 
 def provenance_faults(page: BeautifulSoup, name: str) -> list[str]:

@@ -1,17 +1,48 @@
 """Sphinx extension: what the theme's pages lack or have too much of."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.domains.std import StandardDomain
+from sphinx.environment import BuildEnvironment
 from sphinx.writers.html5 import HTML5Translator
 
 from ci.failure import BuildError
 
 ICONS = re.compile(r'\s*<script src="[^"]*/fontawesome/[^"]*/js/all\.min\.js[^"]*"></script>')
-SCROLLING = '<div class="pst-scrollable-table-container"'
+UNUSED = re.compile(
+    r'\s*<link rel="preload"[^>]*/fa-(?:brands|regular)-400\.woff2"[^>]*>'  # loaded where an icon needs them
+    r"|\s*<link [^>]*/sphinx-design\.min\.css[^>]*>"  # no page has a card, a grid or a tab
+    r'|\s*<script src="[^"]*/design-tabs\.js[^"]*"></script>'
+)
+SCROLLING = ('<div class="pst-scrollable-table-container"', '<div class="math ')
+"""What scrolls on a narrow screen, so that keys must reach it."""
+
+
+class NumberedDomain(StandardDomain):
+    """The domain of figure and table numbers, which reads the page of a target once and not for every reference to it.
+
+    Reading one page took longer than all else that is done about a reference, and most references lead to few pages.
+    """
+
+    def _resolve_numref_xref(self, env: BuildEnvironment, *about: Any) -> nodes.Element | None:
+        known = self.__dict__.setdefault("_remembering", _Remembering(env))
+        return super()._resolve_numref_xref(known, *about)
+
+
+class _Remembering:
+    """The environment, with pages to look at that nobody changes."""
+
+    def __init__(self, env: BuildEnvironment) -> None:
+        self._env = env
+        self.get_doctree = cache(env.get_doctree)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
 
 
 def open_citation(translator: HTML5Translator, node: nodes.citation) -> None:
@@ -28,7 +59,8 @@ def close_citation(translator: HTML5Translator, node: nodes.citation) -> None:
 
 
 def mend_pages(app: Sphinx, problem: Exception | None) -> None:
-    """Leave out 1.5 MB a page, for the theme's icons come as fonts and once more as a script; let keys scroll tables.
+    """Leave out 1.7 MB a page, above all the theme's icons, which come as fonts and once more as a script; let keys
+    scroll tables and formulae.
 
     Raises:
         BuildError: a page without that script, so that the theme has changed.
@@ -41,13 +73,17 @@ def mend_pages(app: Sphinx, problem: Exception | None) -> None:
             lighter, count = ICONS.subn("", page)
             if count != 1:
                 raise BuildError(f"{path.name} loads the script of its icons {count} times: look at ci/pages.py")
-            path.write_text(lighter.replace(SCROLLING, f'{SCROLLING} tabindex="0"'), encoding="utf-8")
+            lighter = UNUSED.sub("", lighter)
+            for box in SCROLLING:
+                lighter = lighter.replace(box, box.replace("<div", '<div tabindex="0"'))
+            path.write_text(lighter, encoding="utf-8")
     for script in Path(app.outdir).glob("_static/vendor/fontawesome/*/js/*"):
         script.unlink()
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Put both in place."""
+    """Put all of it in place."""
+    app.add_domain(NumberedDomain, override=True)
     app.add_node(nodes.citation, override=True, html=(open_citation, close_citation))
     app.connect("build-finished", mend_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -4,10 +4,12 @@ A record is what `qkspectra.record.entered` gave when the figure was saved or th
 its version and commit, the chapter's execution and library code, the device.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from qkspectra.mime import TABLE_MIME
 
 LONG = 60
 """Characters of one parameter that the appendix prints; the JSON file has all of them."""
+FEW = 4
+"""Revisions of one model that are told one by one."""
 DIGITS = 12
 """Hexadecimal digits of a hash that the appendix prints."""
 
@@ -73,8 +77,7 @@ def told_fully(record: Record) -> Iterator[tuple[str, str]]:
     yield "Chapter", f"execution {record['execution']}, library code {record['library']}"
     if record["profile"]:
         yield "Profile", f"{record['profile']['name']}: {_pairs(record['profile']['sizes'])}"
-    for model in record["models"]:
-        yield "Model", _model(model, 64)
+    yield from (("Model", told) for told in _models(record["models"], 64))
     for result in record["results"]:
         yield "Result", _result(result, 64, 10**6)
 
@@ -114,12 +117,24 @@ def _grouped(labelled: Mapping[str, Record]) -> list[tuple[list[str], Record]]:
 
 
 def _briefly(record: Record) -> Iterator[tuple[str, str]]:
-    yield from (("Model", _model(model, DIGITS)) for model in record["models"])
+    yield from (("Model", told) for told in _models(record["models"], DIGITS))
     yield from (("Result", _result(result, DIGITS, LONG)) for result in record["results"])
 
 
+def _models(models: Sequence[Mapping[str, Any]], digits: int) -> Iterator[str]:
+    """A line for each model; one for all revisions of one name, which a training run has by the hundred."""
+    for name, same in groupby(models, key=lambda model: model["name"]):
+        revisions = list(same)
+        if len(revisions) <= FEW:
+            yield from (_model(model, digits) for model in revisions)
+        else:
+            hashes = hashlib.sha256("".join(model["content"] for model in revisions).encode()).hexdigest()
+            yield f"{name} at {len(revisions)} revisions (see provenance.json), SHA-256 over theirs {hashes[:digits]}"
+
+
 def _model(model: Mapping[str, Any], digits: int) -> str:
-    at = "".join(f", {name} {model[name]}" for name in ("revision", "commit") if model[name])
+    at = f", revision {model['revision']}" if model["revision"] else ""
+    at += f", commit {model['commit'][:digits]}" if model["commit"] else ""
     return f"{model['name']}{at}, SHA-256 {model['content'][:digits]}"
 
 

@@ -24,6 +24,7 @@ from packaging.version import InvalidVersion, Version
 from ci import crate
 from ci.failure import BuildError, told
 from ci.render import DOCUMENT, SOURCES
+from ci.version import REHEARSAL
 
 ROOT = Path(__file__).resolve().parent.parent
 FRONT = """\
@@ -50,12 +51,15 @@ def add(built: Path, site: Path, citation: Path) -> Path:
     """Publish the book in `built` as a version of `site`; returns its folder.
 
     Raises:
-        BuildError: an incomplete build, one of a tree with changes, or another content under a version that is there.
+        BuildError: an incomplete build, a rehearsal, one of a tree with changes, or another content under a version
+            that is there.
     """
     state = built / "built.json"
     if not state.is_file():
         raise BuildError(f"there is no finished book in {built}: run 'make book' first")
     about = json.loads(state.read_text(encoding="utf-8"))
+    if about["profile"] == REHEARSAL:
+        raise BuildError(f"the book in {built} is a rehearsal, whose models are not those it names: it stays here")
     if "+" in about["commit"] or about["commit"] == "unknown":
         raise BuildError(f"the book in {built} is not of a commit ({about['commit']}): commit, and build again")
     if not about["pdf"]:

@@ -15,7 +15,15 @@ from ci.failure import BuildError
 PDF_TOOLS = ("latexmk", "xelatex", "pdftotext", "pdffonts")
 DOCUMENT = "fingerprint-not-blueprint"
 SOURCES = f"{DOCUMENT}-latex.tar.gz"
-MATHJAX = ("tex-mml-chtml.js", "output/chtml/fonts", "input/tex/extensions")
+MATHJAX = (
+    "startup.js",
+    "core.js",
+    "input/tex.js",
+    "input/tex/extensions",
+    "output/chtml.js",
+    "output/chtml/fonts",
+    "a11y/assistive-mml.js",
+)
 
 
 def missing_pdf_tools() -> list[str]:

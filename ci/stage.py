@@ -3,7 +3,7 @@
 import copy
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,7 @@ import yaml
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
-from ci import launch, provenance, text
+from ci import downloads, launch, provenance, text
 from ci.failure import BuildError
 from ci.render import DOCUMENT
 from ci.version import Build
@@ -21,7 +21,11 @@ from qkspectra.mime import FIGURE_MIME, HTML_MIME, TABLE_MIME, VALUES_MIME
 
 TITLE = re.compile(r"^# .+$", re.MULTILINE)
 PICTURES = (".svg", ".pdf")
-NUMBERS = (".csv", ".parquet")
+WARNING = (
+    "This is a rehearsal of the publication. Behind the names of models on the Hub stand small models of our own: no "
+    "number told of such a model on this page was measured on it."
+)
+"""On every page of a rehearsal."""
 UNPRINTABLE = re.compile(r"<(Figure|Axes|matplotlib|pandas|IPython|qkspectra|[\w.]+ object at)|tensor\(")
 
 
@@ -51,6 +55,7 @@ def stamped(markdown: str, build: Build, where: str, links: Mapping[str, str]) -
     if not found:
         raise BuildError(f"{where}: the page does not begin with a title ('# …')")
     lines = f"\n\n:::{{container}} buildstamp\n{build.stamp}\n:::\n"
+    lines += f"\n:::{{warning}}\n{WARNING}\n:::\n" if build.rehearsal else ""
     if links:
         anchors = " · ".join(f'<a href="{address}">{label}</a>' for label, address in links.items())
         lines += f'\n```{{raw}} html\n<p class="page-links">{anchors}</p>\n```\n'
@@ -99,7 +104,7 @@ def staged_notebook(
     Args:
         shared: `chapter/key` to value, what the other chapters recorded.
         links: of the line under the title, see `stamped`.
-        data: figures whose numbers can be downloaded.
+        data: figures and tables whose numbers can be downloaded.
         origins: provenance by label; it goes below each figure and table.
 
     Raises:
@@ -121,7 +126,7 @@ def staged_notebook(
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type != "code":
-            prose(text.with_data(text.after_figures(cell.source, told), data), id=cell.id)
+            prose(text.with_data(text.after_figures(cell.source, told), data, build.version), id=cell.id)
             continue
         cells.append(cell := copy.deepcopy(cell))
         # Folded in HTML, and for that reason left out of the PDF.
@@ -131,7 +136,9 @@ def staged_notebook(
             shown = output.get("data", {})
             if TABLE_MIME in shown:
                 name = shown[TABLE_MIME]["name"]
-                prose(f"{text.table_markdown(shown[TABLE_MIME])}\n{told.get(name, '')}", id=name[:64])
+                offer = downloads.links(name, "table", build.version) if name in data else ""
+                below = "\n\n".join(part for part in (offer, told.get(name, "")) if part)
+                prose(f"{text.table_markdown(shown[TABLE_MIME])}\n{below}", id=name[:64])
             elif HTML_MIME in shown:
                 raw = f"```{{raw}} html\n{shown[HTML_MIME]}\n```"
                 cells.append(new_markdown_cell(raw, id=f"{cell.id}-html"))
@@ -195,21 +202,30 @@ def abstract(root: Path, values: Mapping[str, Any]) -> str:
     return re.sub(r"[&%$#_{}]", lambda found: f"\\{found[0]}", plain) + "\n"
 
 
-def copy_figures(source: Path, pictures: Path, data: Path) -> set[str]:
-    """Copy the figures of one chapter, and the numbers behind them; no two chapters may use one name.
+def copy_figures(
+    source: Path, pictures: Path, data: Path, about: Mapping[str, str], fill: Callable[[str], str]
+) -> set[str]:
+    """Copy the figures of one chapter, and the numbers behind figures and tables; no two chapters may use one name.
+
+    Args:
+        about: what the numbers are to say of themselves.
+        fill: what puts values into text, see `downloads.copy`.
 
     Returns:
-        The names of the figures whose numbers there are.
+        The names of the figures and tables whose numbers there are.
     """
     for folder in (pictures, data):
         folder.mkdir(parents=True, exist_ok=True)
-    files = [file for file in sorted(source.glob("*")) if file.suffix in PICTURES + NUMBERS]
+    files = [file for file in sorted(source.glob("*")) if file.suffix in (*PICTURES, ".parquet")]
     for file in files:
         target = (pictures if file.suffix in PICTURES else data) / file.name
         if target.exists():
             raise BuildError(f"two chapters save a figure named {file.name}; begin each name with its chapter's")
-        shutil.copyfile(file, target)
-    return {file.stem for file in files if file.suffix in NUMBERS}
+        if file.suffix in PICTURES:
+            shutil.copyfile(file, target)
+        else:
+            downloads.copy(file, data, about, fill)
+    return {file.stem for file in files if file.suffix == ".parquet"}
 
 
 def configuration(root: Path, build: Build) -> str:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from ci import downloads
 from ci.failure import BuildError
 from qkspectra.book import format_value
 from qkspectra.errors import InputError
@@ -87,18 +88,14 @@ def labels(text: str) -> tuple[set[str], set[str]]:
     return defined, referred
 
 
-def with_data(text: str, figures: Collection[str]) -> str:
+def with_data(text: str, figures: Collection[str], version: str) -> str:
     """`text` with links to the numbers behind each of `figures`, right under it; the PDF has no such line."""
 
     def append(match: re.Match) -> str:
         name = match["info"].removeprefix("{figure}").strip().removeprefix("figures/").removesuffix(".*")
         if not match["info"].startswith("{figure}") or name not in figures:
             return match[0]
-        links = " · ".join(
-            f'<a href="../data/{name}.{suffix}" download>{label}</a>'
-            for suffix, label in (("csv", "CSV"), ("parquet", "Parquet"))
-        )
-        return f'{match[0]}\n\n```{{raw}} html\n<p class="figure-data">Numbers of this figure: {links}</p>\n```'
+        return f"{match[0]}\n\n{downloads.links(name, 'figure', version)}"
 
     return FENCE.sub(append, text)
 

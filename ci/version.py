@@ -2,12 +2,14 @@
 
 import os
 import platform
-import shutil
 import subprocess
 import time
 from dataclasses import dataclass
 from importlib.metadata import version as installed
 from pathlib import Path
+
+REHEARSAL = "rehearsal"
+"""The profile in which pocket models stand in for the public ones that are named; `ci.rehearse` builds it."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,23 @@ class Build:
     @property
     def stamp(self) -> str:
         """The line under every title."""
-        return f"Version {self.version} · commit {self.commit} · profile {self.profile} · computed on {self.device}"
+        profile = f"profile {self.profile}" + (" (stand-in models, no results)" if self.rehearsal else "")
+        return f"Version {self.version} · commit {self.commit} · {profile} · computed on {self.device}"
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether the models of the book are others than it names."""
+        return self.profile == REHEARSAL
 
     @property
     def about(self) -> dict[str, str]:
         """What the provenance of every figure and table begins with."""
         return {"version": self.version, "commit": self.commit, "device": self.device}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What files of numbers say of themselves."""
+        return self.about | {"profile": self.profile}
 
     @property
     def values(self) -> dict[str, str]:
@@ -70,11 +83,9 @@ def identify(root: Path, profile: str) -> Build:
 
 
 def device() -> str:
-    """The processor that computes: the GPU's name, or the processor's architecture and the number of cores granted."""
-    if shutil.which("nvidia-smi"):  # torch takes seconds to import; a machine without a driver need not wait for it
-        import torch
+    """The processor that computes, as its architecture and the number of cores granted.
 
-        if torch.cuda.is_available():
-            return torch.cuda.get_device_name()
+    No chapter computes on a GPU, also where there is one; were it named here, the pages would say what is not so.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"CPU ({platform.machine()}, {cores} {'core' if cores == 1 else 'cores'})"

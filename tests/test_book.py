@@ -1,6 +1,7 @@
 """Chapters hand the book exactly what they measured, or hear why not."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,8 +13,9 @@ from qkspectra.errors import InputError
 
 
 @pytest.fixture
-def displayed(monkeypatch):
-    """What a notebook would display, as a list of MIME bundles."""
+def displayed(monkeypatch, tmp_path):
+    """What a notebook would display, as a list of MIME bundles; what it would write lies in a folder of the test."""
+    monkeypatch.chdir(tmp_path)
     bundles = []
     monkeypatch.setattr(book, "display", lambda data, raw: bundles.append(data))
     return bundles
@@ -69,6 +71,13 @@ def test_a_table_shows_the_asked_columns_in_order(displayed):
     assert content["rows"] == [["0.25", "L0H1"], ["–", "L2H3"]]
 
 
+def test_the_frame_of_a_table_is_kept_whole_and_not_rounded(displayed):
+    frame = pd.DataFrame({"head": ["L0H1", "L2H3"], "energy": [1 / 3, np.nan], "unused": [1, 2]})
+    book.table(frame, "tab-heads", "Two heads.", {"head": ("Head", "s"), "energy": ("Energy", ".1f")})
+    for read, suffix in ((pd.read_csv, "csv"), (pd.read_parquet, "parquet")):
+        pd.testing.assert_frame_equal(read(f"figures/tab-heads.{suffix}"), frame)
+
+
 @pytest.mark.parametrize(
     ("frame", "name", "columns", "reason"),
     [
@@ -83,6 +92,7 @@ def test_tables_that_cannot_be_set(displayed, frame, name, columns, reason):
     with pytest.raises(InputError, match=reason):
         book.table(pd.DataFrame(frame), name, "Caption.", columns)
     assert not displayed
+    assert not Path("figures").exists()
 
 
 def test_in_a_notebook_values_and_tables_can_be_read(displayed):
@@ -93,7 +103,7 @@ def test_in_a_notebook_values_and_tables_can_be_read(displayed):
     assert "0.50" in displayed[1]["text/html"]
 
 
-@pytest.mark.parametrize("name", ["smoke", "pocket", "paper"])
+@pytest.mark.parametrize("name", ["smoke", "pocket", "paper", "rehearsal"])
 def test_profiles_can_be_read(request, name):
     profile = book.profile(name, request.config.rootpath / "book" / "profiles")
     assert profile.name == name

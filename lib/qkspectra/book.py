@@ -65,7 +65,8 @@ Rules, each checked by the build:
 - The build provides `build_version`, `build_commit`, `build_profile` and `build_device` to every chapter, and puts a
   line made of them under each title.
 - Results are never typed: a decimal number in prose, outside formulae, code and links, stops the build.
-- A table stands where its cell stands; refer to it by name. Do not end a cell with a data frame, a figure or any other
+- A table stands where its cell stands; refer to it by name; its frame, all columns and not rounded, is offered for
+  download under it. Do not end a cell with a data frame, a figure or any other
   object whose representation would be printed.
 - Figures are saved twice, as `figures/<name>.svg` and `figures/<name>.pdf`; start the name with the chapter's, and give
   every one a `:name:`, an `:alt:`, a caption and a reference in the text. `numbers`, a tidy data frame of what the
@@ -93,7 +94,7 @@ import yaml
 from IPython.display import display
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
-from qkspectra import record
+from qkspectra import files, record
 from qkspectra.errors import InputError
 from qkspectra.mime import HTML_MIME, TABLE_MIME, VALUES_MIME
 
@@ -156,8 +157,16 @@ def values(**items: Any) -> None:
     display({VALUES_MIME: recorded, "text/plain": plain}, raw=True)
 
 
-def table(frame: pd.DataFrame, name: str, caption: str, columns: Mapping[str, tuple[str, str]]) -> None:
+def table(
+    frame: pd.DataFrame,
+    name: str,
+    caption: str,
+    columns: Mapping[str, tuple[str, str]],
+    folder: Path = Path("figures"),
+) -> None:
     """Put a numbered table here, one row per row of `frame`.
+
+    Beside the figures lie `<name>.csv` and `<name>.parquet` with all columns of `frame`, not rounded, for download.
 
     Args:
         frame: tidy results, at most `TABLE_ROWS` rows; missing values are printed as an en dash, text is MyST.
@@ -165,6 +174,7 @@ def table(frame: pd.DataFrame, name: str, caption: str, columns: Mapping[str, tu
         caption: one or two sentences; MyST, `{{ key }}` included.
         columns: for each column to show, in order, its heading and its format (`".3f"`, `"d"`, or `"s"` for text, which
             stands left; numbers stand right).
+        folder: of the chapter's figures.
 
     Raises:
         InputError: a column that the frame lacks, no rows or too many, a bad label, a value its format does not fit.
@@ -187,6 +197,9 @@ def table(frame: pd.DataFrame, name: str, caption: str, columns: Mapping[str, tu
         "rows": rows,
         "provenance": record.entered(),
     }
+    folder.mkdir(exist_ok=True)
+    for suffix in (".csv", ".parquet"):
+        files.write(frame, folder / f"{name}{suffix}")
     preview = pd.DataFrame(rows, columns=content["headings"])
     display(
         {TABLE_MIME: content, "text/plain": preview.to_string(), "text/html": preview.to_html(index=False)}, raw=True

@@ -147,19 +147,19 @@ def audit(
     """
     from rich.console import Console
 
-    from qkspectra import tables
+    from qkspectra import files, tables
     from qkspectra.studies import audit as study
     from qkspectra.weights import open_model
 
     if out is not None:
-        tables.check_path(out)
+        files.check_path(out)
     weights = open_model(model, revision, ranges=static_only and not download)
     with _status() as say:
         heads = study.audit(weights, seed=seed, static_only=static_only, convention=convention, say=say)
     if out is None:
         Console().print(tables.strongest(heads))
     else:
-        tables.write(heads, out)
+        files.write(heads, out)
 
 
 @app.command()
@@ -178,17 +178,17 @@ def revisions(
     """
     from rich.console import Console
 
-    from qkspectra import tables
+    from qkspectra import files, tables
     from qkspectra.weights.revisions import audited, table
 
     if out is not None:
-        tables.check_path(out)
+        files.check_path(out)
     with _status() as say:
         found = table(audited(model, schedule, say))
     if out is None:
         Console().print(tables.revisions(found))
     else:
-        tables.write(found, out)
+        files.write(found, out)
 
 
 @app.command()
@@ -260,7 +260,7 @@ def ablate(
     """
     from rich.console import Console
 
-    from qkspectra import tables
+    from qkspectra import files, tables
     from qkspectra.studies import audit as study
     from qkspectra.weights import open_model
 
@@ -268,7 +268,7 @@ def ablate(
     with _status() as say:
         effects = study.ablations(weights, [(layer, head)], [channel], seed=seed, say=say)
     if as_json:
-        typer.echo(tables.as_json(effects))
+        typer.echo(files.as_json(effects))
     else:
         Console().print(tables.before_and_after(effects))
 
@@ -295,12 +295,12 @@ def train(
     """
     from rich.console import Console
 
-    from qkspectra import compute, tables
+    from qkspectra import compute, files, tables
     from qkspectra.store import Store
     from qkspectra.studies import training
 
     if out is not None:
-        tables.check_path(out)
+        files.check_path(out)
     unit = replace(training.condition(scheme, ban, layer, seeds, cap=cap), device=device)
     parts = training.split(unit, ensemble)
     store = Store(results)
@@ -309,7 +309,7 @@ def train(
     if out is None:
         Console().print(tables.formed(training.formations([unit], store)))
     else:
-        tables.write(unit.table(store), out)
+        files.write(unit.table(store), out)
 
 
 @app.command()
@@ -386,12 +386,12 @@ def dynamics(
     """
     from rich.console import Console
 
-    from qkspectra import compute, tables
+    from qkspectra import compute, files, tables
     from qkspectra.store import Store
     from qkspectra.studies import dynamics as study
 
     if out is not None:
-        tables.check_path(out)
+        files.check_path(out)
     with _status() as say, compute.workers(workers, scheduler) as executor:
         progress = _counted(say)
         sizes = study.Sizes(seed=seed)
@@ -403,7 +403,7 @@ def dynamics(
     if ship is not None:
         study.publish(made, ship)
     if out is not None:
-        tables.write(made["heads"].table, out)
+        files.write(made["heads"].table, out)
     if out is None and ship is None:
         Console().print(tables.course(made["heads"].table))
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from qkspectra import record, tables
+from qkspectra import files, record, vector
 from qkspectra.mime import FIGURE_MIME
 from qkspectra.store import replacing
 
@@ -29,6 +29,9 @@ WIDTH = 6.3
 
 BLUE, ORANGE, GREEN, PINK, GREY, PALE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#737373", "#d9d9d9"
 """Told apart by eyes of every kind (Okabe and Ito 2008); grey for what stands for comparison."""
+
+SCREEN = 150
+"""Dots an inch of the clouds of points within an SVG; a PDF has twice as many."""
 
 SCHEME_COLOURS = {"rope": BLUE, "absolute": ORANGE, "alibi": GREEN}
 SCHEME_NAMES = {"rope": "RoPE", "absolute": "learned-absolute", "alibi": "ALiBi"}
@@ -59,6 +62,7 @@ matplotlib.rcParams.update(
 def save(figure: Figure, name: str, data: pd.DataFrame | None = None, folder: Path = Path("figures")) -> None:
     """Write `<folder>/<name>.svg` for HTML and `<folder>/<name>.pdf` for LaTeX; equal figures give equal files.
 
+    Curves are drawn with no more points than it takes (`vector.thin`), by which `figure` is changed.
     Beside them lies `<name>.json`, the figure's provenance (`record.entered`). Each file is complete or absent,
     whatever interrupts the writing. In a notebook the figure is shown as well, and the book puts it where the text says
     instead.
@@ -66,12 +70,13 @@ def save(figure: Figure, name: str, data: pd.DataFrame | None = None, folder: Pa
     Args:
         data: the numbers behind the figure, written beside it as `.csv` and `.parquet`.
     """
+    vector.thin(figure)
     for suffix, dates in (("svg", ["Date"]), ("pdf", ["CreationDate", "ModDate"])):
         with replacing(folder / f"{name}.{suffix}") as temporary:
             _draw(figure, temporary, suffix, metadata=dict.fromkeys(dates))
     if data is not None:
         for suffix in (".csv", ".parquet"):
-            tables.write(data, folder / f"{name}{suffix}")
+            files.write(data, folder / f"{name}{suffix}")
     with replacing(folder / f"{name}.json") as temporary:
         temporary.write_text(json.dumps(record.entered(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
@@ -83,13 +88,19 @@ def save(figure: Figure, name: str, data: pd.DataFrame | None = None, folder: Pa
 
 def svg(figure: Figure) -> bytes:
     """The figure as SVG; equal figures give equal bytes."""
+    vector.thin(figure)
     picture = io.BytesIO()
     _draw(figure, picture, "svg", metadata={"Date": None})
     return picture.getvalue()
 
 
 def _draw(figure: Figure, target: Path | io.BytesIO, kind: str, **how: Any) -> None:
-    figure.savefig(target, format=kind, bbox_inches="tight", pad_inches=0.02, **how)
+    where = io.StringIO() if kind == "svg" else target
+    dots = {"dpi": SCREEN} if kind == "svg" else {}
+    figure.savefig(where, format=kind, bbox_inches="tight", pad_inches=0.02, **dots, **how)
+    if isinstance(where, io.StringIO):
+        content = vector.compact(where.getvalue()).encode()
+        target.write_bytes(content) if isinstance(target, Path) else target.write(content)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from qkspectra import explorer, figures, figures_audit, store, tables
+from qkspectra import explorer, figures, figures_audit, files, store
 from qkspectra.errors import InputError
 from qkspectra.studies import static
 from qkspectra.studies.audit import BATCH, LENGTH, NULL_SAMPLES, TOP, Say, ablations, audit, offsets, repeats
@@ -76,19 +76,19 @@ def check_path(path: Path) -> None:
     """Refuses a file that `write` could not write, before anything is computed for it.
 
     Raises:
-        InputError: another suffix than `.html`, or what `tables.check_path` refuses.
+        InputError: another suffix than `.html`, or what `files.check_path` refuses.
     """
     if path.suffix != ".html":
         raise InputError(f"{path}: a report is a .html file: name it so")
     if path.is_dir():
         raise InputError(f"{path}: is a folder: name a file")
-    tables.check_path(path.with_suffix(".csv"))
+    files.check_path(path.with_suffix(".csv"))
 
 
 def write(made: Report, path: Path) -> None:
     """Writes the page to `path` and its table to the `.csv` of the same name, each whole or not at all."""
     check_path(path)
-    tables.write(made.heads, path.with_suffix(".csv"))
+    files.write(made.heads, path.with_suffix(".csv"))
     with store.replacing(path) as temporary:
         temporary.write_text(made.html, encoding="utf-8")
 

@@ -1,60 +1,19 @@
-"""Tables as people and programs read them: a file in one of three formats, or a few lines in the terminal."""
+"""Tables as people read them: a few lines in the terminal."""
 
-import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from qkspectra.errors import InputError
 from qkspectra.pocket.cards import Record, apart
-from qkspectra.store import replacing
 from qkspectra.verify import Agreement
 
-FORMATS = (".csv", ".parquet", ".json")
 SHOWN = 8
 """Heads listed in each part of a terminal table."""
 LINES = 12
 """Checkpoints listed of a training run, at most, the last among them."""
-
-
-def check_path(path: Path) -> None:
-    """Refuses a file that `write` could not write, before anything is computed for it.
-
-    Raises:
-        InputError: a suffix that names none of the formats, or a folder that does not exist.
-    """
-    if path.suffix not in FORMATS:
-        raise InputError(f"{path}: the suffix says the format: use one of {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}: make it first")
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder: name a file")
-
-
-def write(frame: pd.DataFrame, path: Path) -> None:
-    """Writes a table, whole or not at all; a missing value is an empty CSV field, a JSON or Parquet null.
-
-    Raises:
-        InputError: see `check_path`.
-    """
-    check_path(path)
-    with replacing(path) as temporary:
-        if path.suffix == ".csv":
-            frame.to_csv(temporary, index=False)
-        elif path.suffix == ".json":
-            temporary.write_text(as_json(frame) + "\n", encoding="utf-8")
-        else:
-            frame.to_parquet(temporary, index=False)
-
-
-def as_json(frame: pd.DataFrame) -> str:
-    """A JSON list with one object per row; missing values are null."""
-    rows = frame.astype(object).where(frame.notna(), None).to_dict(orient="records")
-    return json.dumps(rows, indent=1, allow_nan=False)
 
 
 def strongest(audit: pd.DataFrame) -> Group:

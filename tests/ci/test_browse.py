@@ -21,6 +21,7 @@ BAD = {
     "late": ("<script>fetch('https://example.org/b').catch(() => 0)</script>", "it asks for https://example.org/b"),
     "formula": ("<p class='math'>\\\\(x\\\\)</p>", "1 formulae are not set"),
     "wrong": ("<mjx-merror>Undefined</mjx-merror>", "a formula is wrong: Undefined"),
+    "heavy": (f"<p hidden>{'x' * 3_100_000}</p>", "heavy weighs 3.10 MB, more than 3"),
     "wide": ("<div style='width: 1500px'>wide</div>", "px wider than the screen"),
 }
 

@@ -6,14 +6,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from bs4 import BeautifulSoup
 
-from ci import browse, build, depend, gates, publish, render
+from ci import browse, build, depend, gates, publish, render, weight
 from ci.failure import BuildError
 
 SAMPLE = Path(__file__).parent / "sample"
@@ -132,6 +131,7 @@ def test_pages_link_to_notebook_pdf_and_numbers_that_exist(sample):
 
 def test_formulae_load_mathjax_from_the_book(sample):
     [script] = [tag["src"] for tag in page(sample[1], "first").select("script[src]") if "mathjax" in tag["src"]]
+    assert script.partition("?")[0].endswith(weight.MATHJAX)
     path = sample[1] / "html" / "book" / script.partition("?")[0]
     assert path.is_file()
     assert list((path.parent / "output" / "chtml" / "fonts").rglob("*.woff"))
@@ -148,11 +148,10 @@ def test_what_is_built_can_be_published_and_is_marked_where_it_cannot(sample, tm
     assert not {f"{render.DOCUMENT}.pdf", f"{render.DOCUMENT}.log"} & names
 
 
-def test_the_same_book_built_again_elsewhere_is_the_same_bit_for_bit(sample, tmp_path, monkeypatch):
+def test_the_same_book_executed_and_built_again_elsewhere_is_the_same_bit_for_bit(sample, tmp_path, monkeypatch):
     tree, first = sample
     monkeypatch.setenv("SOURCE_DATE_EPOCH", str(json.loads((first / "built.json").read_text())["epoch"]))
     output = tmp_path / "out"
-    shutil.copytree(first / "executed", output / "executed")
     build.build_book(tree, "smoke", output, pdf=True)
     for folder in (first, output):
         assert (folder / "html").is_symlink()
@@ -203,7 +202,7 @@ def test_a_chapter_that_fails_beside_another_stops_the_build_and_the_other_is_re
     page.write_text(page.read_text() + "\n```{code-cell} ipython3\n1 / 0\n```\n")
     here = build.identify(tree, "smoke")
     with pytest.raises(BuildError, match=r"first\.md: a cell fails with ZeroDivisionError"):
-        build.execute_book(tree, replace(here, device="CPU"), tmp_path / "out")
+        build.execute_book(tree, here, tmp_path / "out")
     names = sorted(path.name.partition("-")[0] for path in (tmp_path / "out" / "executed").iterdir())
     assert "intro" in names
     assert "first" not in names

@@ -1,9 +1,11 @@
 """Every check of the finished book can fail."""
 
+from dataclasses import replace
+
 import pytest
 from bs4 import BeautifulSoup
 
-from ci import gates
+from ci import gates, weight
 from ci.version import Build
 
 BUILD = Build("1.2", "abc", 0, "smoke", "CPU")
@@ -46,6 +48,18 @@ def test_a_good_page_has_no_fault():
 def test_faults_of_a_page(old, new, fault):
     assert old in PAGE
     assert any(fault in found for found in faults(PAGE.replace(old, new)))
+
+
+def test_a_page_of_a_rehearsal_warns():
+    rehearsal = replace(BUILD, profile="rehearsal")
+    page = PAGE.replace(BUILD.stamp, rehearsal.stamp)
+    warning = '<div class="admonition warning"><p>This is a rehearsal.</p></div>'
+
+    def found(page):
+        return gates.page_faults(BeautifulSoup(page, "html.parser"), "intro", rehearsal)
+
+    assert found(page.replace("<p>Text", f"{warning}<p>Text")) == []
+    assert found(page) == ["HTML: intro does not warn that it is of a rehearsal"]
 
 
 def test_style_sheets_load_nothing_from_elsewhere():
@@ -95,6 +109,21 @@ def test_a_missing_page_is_named(tmp_path):
     for expected, faults in ((["intro"], []), (["intro", "theory"], ["HTML: the page theory is missing"])):
         pages = gates.read_pages(tmp_path, expected)
         assert gates.html_faults(tmp_path, pages, expected, BUILD) == faults
+
+
+def test_a_page_that_is_too_heavy_stops_the_build(tmp_path):
+    page = tmp_path / "book" / "intro.html"
+    for path in (page, tmp_path / "_static" / "a.css", tmp_path / "_images" / "line.svg"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x" * 1000)
+    page.write_text(PAGE.replace('"_static/', '"../_static/').replace('"_images/', '"../_images/'))
+    pages = gates.read_pages(tmp_path, ["intro"])
+    assert gates.html_faults(tmp_path, pages, ["intro"], BUILD) == []
+    assert weight.of(page, pages["intro"]) == pytest.approx((page.stat().st_size + 2000) / 1e6)
+    (tmp_path / "_images" / "line.svg").write_text("x" * 3_000_000)
+    assert gates.html_faults(tmp_path, pages, ["intro"], BUILD) == ["HTML: intro weighs 3.00 MB, more than 3"]
+    assert weight.told("explorer", 4.9) == []
+    assert weight.told("explorer", 5.1) == ["explorer weighs 5.10 MB, more than 5"]
 
 
 def test_what_latex_says_without_failing():

@@ -71,6 +71,26 @@ def test_the_page_tells_everything(tmp_path):
     assert "<x>" in text
 
 
+def test_a_commit_is_told_whole_on_the_page_and_cut_in_the_appendix(tmp_path):
+    found = provenance.records(chapter(tmp_path), tmp_path, ABOUT, "theory.md")
+    record = {**found["tab-heads"], "models": [{**MODEL, "commit": "f" * 40}]}
+    assert "f" * 40 in provenance.details("tab-heads", record)
+    assert "commit ffffffffffff, SHA-256" in provenance.appendix({"Theory": {"tab-heads": record}})
+
+
+def test_the_revisions_of_a_training_run_are_told_together(tmp_path):
+    found = provenance.records(chapter(tmp_path), tmp_path, ABOUT, "theory.md")
+    run = [{**MODEL, "name": "run", "revision": f"step{n}", "content": f"{n:064}"} for n in range(154)]
+    record = {**found["tab-heads"], "models": [*run, MODEL]}
+    told = [line for term, line in provenance.told_fully(record) if term == "Model"]
+    assert len(told) == 2
+    assert told[0].startswith("run at 154 revisions (see provenance.json), SHA-256 over theirs ")
+    assert told[1].startswith("tiny, revision step3")
+    other = {**record, "models": [*run[:-1], {**run[-1], "content": "0" * 64}, MODEL]}
+    assert next(line for term, line in provenance.told_fully(other) if term == "Model") != told[0]
+    assert "run at 154 revisions" in provenance.appendix({"Runs": {"tab-heads": record}})
+
+
 def test_the_appendix_tells_each_thing_once_and_briefly(tmp_path):
     found = provenance.records(chapter(tmp_path), tmp_path, ABOUT, "theory.md")
     found["fig-again"] = found["tab-heads"]

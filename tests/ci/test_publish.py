@@ -71,6 +71,7 @@ def test_the_same_again_is_nothing_new_and_other_content_is_refused(tmp_path):
         ({"commit": "abc+changes"}, "not of a commit"),
         ({"commit": "unknown"}, "not of a commit"),
         ({"pdf": False}, "has no PDF"),
+        ({"profile": "rehearsal"}, "is a rehearsal"),
     ],
 )
 def test_what_is_not_released(tmp_path, changes, reason, capsys):

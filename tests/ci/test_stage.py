@@ -1,6 +1,9 @@
 """From an executed notebook to the page that readers get."""
 
+from dataclasses import replace
+
 import nbformat
+import pandas as pd
 import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -8,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from ci import launch, stage
 from ci.failure import BuildError
 from ci.render import DOCUMENT
-from ci.version import Build
+from ci.version import REHEARSAL, Build
 from qkspectra.mime import FIGURE_MIME, HTML_MIME, TABLE_MIME, VALUES_MIME
 
 BUILD = Build("1.2", "abc", 0, "smoke", "CPU")
@@ -53,6 +56,14 @@ def test_values_tables_and_the_stamp_are_put_in_place():
     assert done.cells[2].outputs == []
     assert ":::{table} Of 270." in done.cells[3].source
     assert done.cells[3].source.endswith("</dl></details>\n```\n")
+
+
+def test_every_page_of_a_rehearsal_warns():
+    rehearsal = replace(BUILD, profile=REHEARSAL)
+    first = stage.staged_notebook(page(), rehearsal, "page.md").cells[0].source
+    assert f":::{{warning}}\n{stage.WARNING}\n:::" in first
+    assert "profile rehearsal (stand-in models, no results)" in first
+    assert "warning" not in stage.staged_notebook(page(), BUILD, "page.md").cells[0].source
 
 
 def test_provenance_stands_below_each_figure():
@@ -101,7 +112,11 @@ def test_a_page_links_to_what_it_can_be_had_as():
     links = {"PDF": "../book.pdf"}
     done = stage.staged_notebook(page(figure), BUILD, "page.md", links=links, data={"page-line"})
     assert '<p class="page-links"><a href="../book.pdf">PDF</a></p>' in done.cells[0].source
-    assert 'href="../data/page-line.csv"' in done.cells[1].source
+    assert '<a href="../data/page-line.csv" download="page-line-1.2.csv">' in done.cells[1].source
+    assert 'href="../data/page-line.csv-metadata.json"' in done.cells[1].source
+    table = page(code(shown(TABLE_MIME, TABLE)))
+    below = stage.staged_notebook(table, BUILD, "page.md", data={"tab-a"}, shared={"heads": 1}).cells[2].source
+    assert '<a href="../data/tab-a.parquet" download="tab-a-1.2.parquet">' in below
     assert "page-links" not in stage.staged_notebook(page(), BUILD, "page.md").cells[0].source
 
 
@@ -180,12 +195,13 @@ def test_the_abstract_is_latex_with_its_values(tmp_path):
 def test_two_chapters_cannot_save_one_figure(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "line.svg").write_text("<svg/>")
-    (tmp_path / "one" / "line.csv").write_text("x\n")
-    folders = (tmp_path / "figures", tmp_path / "data")
-    assert stage.copy_figures(tmp_path / "one", *folders) == {"line"}
-    assert [path.name for folder in folders for path in folder.iterdir()] == ["line.svg", "line.csv"]
-    with pytest.raises(BuildError, match=r"two chapters save a figure named line\.csv"):
-        stage.copy_figures(tmp_path / "one", *folders)
+    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "one" / "line.parquet")
+    arguments = tmp_path / "one", tmp_path / "figures", tmp_path / "data", BUILD.facts, str
+    assert stage.copy_figures(*arguments) == {"line"}
+    names = {path.name for folder in arguments[1:3] for path in folder.iterdir()}
+    assert names == {"line.svg", "line.csv", "line.csv-metadata.json", "line.parquet"}
+    with pytest.raises(BuildError, match=r"two chapters save a figure named line\.parquet"):
+        stage.copy_figures(*arguments)
 
 
 def test_a_page_that_the_contents_name_must_exist(tmp_path):

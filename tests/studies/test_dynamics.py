@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tests import hub as small_hub
 from tests.weights import tiny
 from typer.testing import CliRunner
 
+from ci import hub as small_hub
 from qkspectra import open_model
 from qkspectra.behaviour import behaviour
 from qkspectra.cli import app

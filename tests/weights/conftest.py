@@ -2,8 +2,9 @@
 
 import huggingface_hub.constants
 import pytest
-from tests import hub as small_hub
 from tests.weights import tiny
+
+from ci import hub as small_hub
 
 
 @pytest.fixture

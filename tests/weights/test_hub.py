@@ -5,8 +5,8 @@ import os
 
 import huggingface_hub.constants
 import pytest
-from tests import hub as small_hub
 
+from ci import hub as small_hub
 from qkspectra.errors import InputError
 from qkspectra.weights import hub, open_model, sources
 from qkspectra.weights.revisions import revisions_of

@@ -6,9 +6,9 @@ import struct
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests import hub as small_hub
 from tests.weights import tiny
 
+from ci import hub as small_hub
 from qkspectra.errors import InputError
 from qkspectra.weights import families, hub, open_model, ranges, remote, sources
 from qkspectra.weights.remote import RemoteTensors

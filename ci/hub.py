@@ -16,11 +16,13 @@ from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import pytest
 from huggingface_hub import constants
+
+if TYPE_CHECKING:
+    import pytest
 
 Files = dict[str, bytes]
 LARGE = (".safetensors", ".bin")
@@ -92,7 +94,7 @@ class Hub:
         return commit
 
     @staticmethod
-    def point_client(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def point_client(url: str, monkeypatch: "pytest.MonkeyPatch") -> None:
         """As `HF_ENDPOINT` does, which the client reads once, when it is imported."""
         monkeypatch.setattr(constants, "ENDPOINT", url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
