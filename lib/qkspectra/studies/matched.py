@@ -4,7 +4,7 @@ Runs of one seed share initial tensors and the order of their data. Under every 
 the last (`main`); some are under a ban from the first step on (`banned`); and some branch off a main run, from its
 state at step `BRANCH` on under a ban (`ban_after`) or under another scheme (`transplant`).
 
-Three tables, each with its provenance. `heads`: a row per run, examination, layer and head, behaviour and spectra.
+Four tables, each with its provenance. `heads`: a row per run, examination, layer and head, behaviour and spectra.
 `kernels`: a row per run, head, part and distance, at a run's last step. `signatures`: a row per main run and head, at
 its last step. Beside them the final weights of the first seed under every scheme, in half precision.
 """
@@ -33,6 +33,7 @@ import qkspectra.pocket.recipe
 import qkspectra.pocket.train
 import qkspectra.scores
 import qkspectra.spectrum
+import qkspectra.studies.dynamics
 import qkspectra.studies.matched_measures
 import qkspectra.toy.model
 import qkspectra.toy.task
@@ -42,6 +43,7 @@ from qkspectra.matched import language
 from qkspectra.matched.model import SCHEMES, Parameters, Recipe, flat, unflat
 from qkspectra.matched.train import Run, State, train
 from qkspectra.store import Address, Result, Store, origin, provenance, read_tables, replacing, ship_tables, unpacked
+from qkspectra.studies import matched_signature
 from qkspectra.studies.matched_measures import (
     BEHAVIOUR,
     MODEL,
@@ -63,11 +65,12 @@ SOURCES = qkspectra.store.source_hash(
     qkspectra.pocket.train,
     qkspectra.scores,
     qkspectra.spectrum,
+    qkspectra.studies.dynamics,
     qkspectra.studies.matched_measures,
     qkspectra.toy.model,
     qkspectra.toy.task,
 )
-TABLES = ("heads", "kernels", "signatures")
+TABLES = ("heads", "kernels", "signatures", "outside")
 WEIGHTS = "matched-weights.safetensors"
 LABELS = ("kind", "scheme", "ban", "before", "seed")
 
@@ -241,13 +244,14 @@ class Matched:
     """The tables, and how they came to be.
 
     Attributes:
-        heads, kernels, signatures: see the module.
-        provenance: of the three, by name.
+        heads, kernels, signatures, outside: see the module.
+        provenance: of the four, by name.
     """
 
     heads: pd.DataFrame
     kernels: pd.DataFrame
     signatures: pd.DataFrame
+    outside: pd.DataFrame
     provenance: dict[str, dict[str, Any]]
 
     @property
@@ -257,7 +261,7 @@ class Matched:
 
 
 def gather(store: Store, whole: tuple[list[Training], list[Training]]) -> dict[str, Result]:
-    """The three tables of all runs.
+    """The four tables.
 
     Raises:
         KeyError: a run is missing.
@@ -267,8 +271,8 @@ def gather(store: Store, whole: tuple[list[Training], list[Training]]) -> dict[s
     main = [unit for unit in every if unit.kind == "main"]
     results = [store.get(unit.address("heads")) for unit in every]
     seeds = sorted({unit.recipe.seed for unit in every})
-    made = {}
-    for name in TABLES:
+    made = {"outside": matched_signature.outside(store)}
+    for name in ("heads", "kernels", "signatures"):
         table = pd.concat([unit.table(name, store) for unit in (main if name == "signatures" else every)])
         address = Address(f"matched-{name}", {"seeds": len(seeds), "first_seed": seeds[0]}, SOURCES)
         seconds = sum(result.provenance["seconds"] for result in results) if name == "heads" else 0.0
