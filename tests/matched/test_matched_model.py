@@ -75,7 +75,8 @@ def test_scores_are_those_of_the_extracted_operator(scheme, ban):
     recipe = small(scheme, ban=ban)
     p, seen = initial(recipe), []
     tokens = torch.randint(0, recipe.vocab, (2, recipe.context), generator=torch.Generator().manual_seed(4))
-    forward(recipe, p, tokens, Position(recipe), lambda i, x, pattern: seen.append((x, pattern)))
+    watched = forward(recipe, p, tokens, Position(recipe), lambda i, x, pattern: seen.append((x, pattern)))
+    torch.testing.assert_close(forward(recipe, p, tokens, Position(recipe)), watched, atol=1e-4, rtol=1e-4)
     for i, (x, pattern) in enumerate(seen):
         rebuilt = rebuilt_scores(layer_of(recipe, p, i), x, recipe.mixture).softmax(-1)
         torch.testing.assert_close(pattern.double(), rebuilt, atol=1e-5, rtol=0)

@@ -1,6 +1,7 @@
 """The matched experiment's units: what they store, where they go on, and what is shipped of them."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from qkspectra.errors import InputError
 from qkspectra.matched.model import SCHEMES, unflat
 from qkspectra.matched.train import Run, train
 from qkspectra.store import Store
-from qkspectra.studies import matched
+from qkspectra.studies import matched, matched_signature
 from qkspectra.studies.matched import Training
 
 TINY = {name: value for name, value in small().model_dump().items() if name in ("layers", "width", "heads", "vocab")}
@@ -87,13 +88,17 @@ def test_finished_runs_are_not_made_again(store, whole, monkeypatch):
     assert all(p.stat().st_mtime_ns == written for p, written in before.items())
 
 
-def test_what_is_shipped_is_what_was_run_and_can_be_measured_again(store, whole, tmp_path):
+def test_what_is_shipped_is_what_was_run_and_can_be_measured_again(store, whole, tmp_path, monkeypatch):
     folder = tmp_path / "data"
+    monkeypatch.setattr(matched_signature, "outside", partial(matched_signature.outside, names=["pocket-gpt2"]))
     matched.publish(store, whole, folder)
     shipped = matched.load(folder)
     assert set(shipped.heads["scheme"]) == set(SCHEMES)
     assert (shipped.heads.groupby(["kind", "scheme", "ban", "before", "seed", "step"]).size() == 4).all()
     assert set(shipped.signatures["kind"]) == {"main"}
+    assert len(shipped.outside) == 12
+    assert not shipped.outside["positive"].any()
+    assert (shipped.outside["pull"] == 0).all()  # position is not in the operator
     assert shipped.hours > 0
     models, text = matched.shipped_weights(folder)
     assert text.shape == (32, 16)

@@ -55,8 +55,12 @@ class Recipe(pocket.Recipe):
 
     name: Scheme
     layers: int = Field(4, gt=0)
+    width: int = Field(128, gt=0)
+    deviation: float = Field(128**-0.5, gt=0)
     vocab: int = Field(512, gt=256)
     expansion: int = Field(2, gt=0)
+    shortest: int = Field(16, gt=1)
+    learning_rate: float = Field(3e-3, gt=0)
     forming: int = Field(1_000_000, ge=0)  # one loss throughout
     decay: int = Field(1, gt=0)  # and one rate, so that a change of either is never the cause of an event
     ban: Ban = "none"
@@ -185,7 +189,7 @@ def forward(
         p: parameters by name.
         position: tables of the recipe's scheme; `tokens` fill its context.
         on_layer: called with each layer's index, the input of its attention and the pattern
-            `(batch, heads, query, key)`.
+            `(batch, heads, query, key)`. Without it the pattern is never formed, which is faster.
     """
     batch, length = tokens.shape
     heads, d_head, width = recipe.heads, recipe.d_head, recipe.width
@@ -202,10 +206,13 @@ def forward(
         # The score scale sits in the queries.
         q, k, v = project(x, wq * d_head**-0.5), project(x, wk), project(x, wv)
         left, right = channel_features(q, k, recipe.mixture, position.rotate)
-        pattern = (left @ right.mT + position.bias).softmax(-1)
-        if on_layer is not None:
+        if on_layer is None:
+            mixed = F.scaled_dot_product_attention(left, right, v, attn_mask=position.bias[None], scale=1.0)
+        else:
+            pattern = (left @ right.mT + position.bias).softmax(-1)
             on_layer(layer, x, pattern)
-        h = h + (pattern @ v).transpose(1, 2).reshape(batch, length, width) @ wo.mT
+            mixed = pattern @ v
+        h = h + mixed.transpose(1, 2).reshape(batch, length, width) @ wo.mT
         x = F.layer_norm(h, (width,))
         h = h + F.relu(x @ up.mT) @ down.mT
     return F.layer_norm(h, (width,)) @ p["unembed"].mT
