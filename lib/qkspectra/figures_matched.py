@@ -137,14 +137,13 @@ def recoveries(heads: pd.DataFrame, banned: Sequence[tuple[str, str]], branch: i
     figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
     panels = figure.subplots(1, len(banned), sharey=True, squeeze=False)[0]
     for axes, (scheme, ban) in zip(panels, banned, strict=True):
-        seeds = heads.loc[(heads["kind"] == "banned") & (heads["ban"] == ban) & (heads["scheme"] == scheme), "seed"]
         for kind, name, colour, label in (
             ("main", "none", GREY, "no ban"),
             ("banned", ban, ORANGE, "from the first step"),
             ("ban_after", ban, BLUE, "after formation"),
         ):
             chosen = heads[(heads["kind"] == kind) & (heads["ban"] == name) & (heads["scheme"] == scheme)]
-            for _, run in chosen[chosen["seed"].isin(seeds)].groupby("seed"):
+            for _, run in chosen.groupby("seed"):
                 at = run.groupby("step")["accuracy_second"].first()
                 axes.plot(at.index, at, color=colour, linewidth=0.8, label=label)
                 label = None
@@ -158,10 +157,10 @@ def recoveries(heads: pd.DataFrame, banned: Sequence[tuple[str, str]], branch: i
 def paths(places: pd.DataFrame, branch: int) -> Figure:
     """Paths through signature space: eigen-rotation against antisymmetric energy, in standard deviations of the null.
 
-    A panel a pair of previous-token heads and all heads; means over the seeds of the transplants.
+    A panel for previous-token heads and one for all heads; means over the seeds of the transplants, if there are any.
     """
     seeds = places.loc[places["kind"] == "transplant", "seed"].unique()
-    mine = places[places["seed"].isin(seeds)]
+    mine = places[places["seed"].isin(seeds)] if len(seeds) else places
     figure = Figure(figsize=(WIDTH, 3.0), layout="constrained")
     panels = figure.subplots(1, 2)
     for axes, prefix, title in zip(panels, ("", "all_"), ("previous-token heads", "all heads"), strict=True):

@@ -75,8 +75,8 @@ WEIGHTS = "matched-weights.safetensors"
 LABELS = ("kind", "scheme", "ban", "before", "seed")
 
 STEPS, BRANCH, EVERY = 1500, 1200, 50
-FIRST_SEED = 100
-"""Seeds of the study; lower ones were used up by pilot runs."""
+FIRST_SEED, SEEDS = 100, 8
+"""Seeds of the study, and how many the plan has; lower ones were used up by pilot runs."""
 BANNED = (("rope", "phase"), ("rope", "symmetric"), ("absolute", "symmetric"))
 """Bans, each from the first step and from `BRANCH` on."""
 TRANSPLANTS = (("rope", "alibi"), ("alibi", "rope"))
@@ -203,10 +203,10 @@ def units(
         sizes: fields of `Recipe` to set otherwise.
 
     Raises:
-        InputError: fewer than one seed, or more interventions than seeds.
+        InputError: no seeds, or more seeds of interventions than there are.
     """
-    if not 1 <= interventions <= seeds:
-        raise InputError(f"{interventions} seeds of interventions do not fit into {seeds} seeds: use 1 to {seeds}")
+    if seeds < 1 or not 0 <= interventions <= seeds:
+        raise InputError(f"{interventions} seeds of interventions do not fit into {seeds} seeds: use 0 to {seeds}")
     sizes = {"steps": STEPS, **sizes}
     own = {"every": every, "keep": (branch,)}
     first, later = [], []

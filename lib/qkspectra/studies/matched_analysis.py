@@ -26,6 +26,8 @@ below the null's."""
 SCORED = ("eigen_rotation", "antisymmetric_energy", "henrici")
 MODEL = ["kind", "scheme", "ban", "before", "seed"]
 HEAD = ["layer", "head"]
+INTERVENTIONS = ("delayed-", "back-sooner-", "follows-scheme-")
+"""How the names of the second family of contrasts begin."""
 
 
 def null_of(d_head: int, d_model: int, samples: int, seed: int = 0) -> pd.DataFrame:
@@ -173,13 +175,20 @@ def follows(places: pd.DataFrame) -> pd.DataFrame:
                 "apart": np.linalg.norm(target - history),
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["before", "scheme", "seed", "to_history", "to_scheme", "nearer", "apart"])
 
 
 def differences(
-    heads: pd.DataFrame, kernels: pd.DataFrame, null: pd.DataFrame, banned: Sequence[tuple[str, str]]
+    heads: pd.DataFrame,
+    kernels: pd.DataFrame,
+    null: pd.DataFrame,
+    banned: Sequence[tuple[str, str]],
+    transplants: Sequence[tuple[str, str]],
 ) -> dict[str, tuple[str, pd.Series]]:
-    """Of every registered contrast the claimed side of zero, and a difference for each seed."""
+    """Of every registered contrast the claimed side of zero, and a difference for each seed.
+
+    Contrasts on interventions have no seeds where those have not been run.
+    """
     out: dict[str, tuple[str, pd.Series]] = {}
     turning = rotations(heads, null).set_index(["scheme", "seed"])
     for other in SCHEMES[1:]:
@@ -208,20 +217,25 @@ def differences(
         start, after = (these[these["kind"] == kind].set_index("seed")["forms"] for kind in ("banned", "ban_after"))
         out[f"delayed-{scheme}-{ban}"] = "above", start - free.loc[scheme].reindex(start.index)
         out[f"back-sooner-{scheme}-{ban}"] = "below", after - start
-    nearer = follows(places(heads, null))
-    for (before, scheme), part in nearer.groupby(["before", "scheme"], sort=False):
-        out[f"follows-scheme-{before}-{scheme}"] = "below", part.set_index("seed")["nearer"]
+    nearer = follows(places(heads, null)).set_index(["before", "scheme"])
+    for before, scheme in transplants:
+        own = nearer[nearer.index == (before, scheme)].set_index("seed")["nearer"]
+        out[f"follows-scheme-{before}-{scheme}"] = "below", own
     return out
 
 
 def contrasts(found: Mapping[str, tuple[str, pd.Series]], level: float = verdicts.LEVEL) -> pd.DataFrame:
-    """One row per contrast: mean difference, interval, standardised effect, exact p, q over all rows, verdict.
+    """One row per contrast: mean difference, interval, standardised effect, exact p, q over its family, verdict.
 
     `effect` is the mean over the standard deviation of the differences; `same` the number of seeds on the claimed side.
+    A contrast without seeds has the verdict `not run`, and takes no part in the adjustment.
     """
     rows: list[dict[str, Any]] = []
     for name, (side, values) in found.items():
         x = values.to_numpy(np.float64)
+        if len(x) == 0:
+            rows.append({"contrast": name, "side": side, "seeds": 0, "same": 0})
+            continue
         low, high = sign_flip_interval(x)
         spread = x.std(ddof=1) if len(x) > 1 else 0.0
         rows.append(
@@ -237,9 +251,39 @@ def contrasts(found: Mapping[str, tuple[str, pd.Series]], level: float = verdict
                 "p": sign_flip(x),
             }
         )
-    table = pd.DataFrame(rows)
-    table["q"] = benjamini_hochberg(table["p"].tolist())
-    table["verdict"] = [
-        verdicts.of_test(row.q, (row.mean > 0) == (row.side == "above"), level) for row in table.itertuples(index=False)
+    table = pd.DataFrame(rows).assign(q=np.nan, verdict="not run")
+    second, run = table["contrast"].str.startswith(INTERVENTIONS), table["seeds"] > 0
+    for family in (run & second, run & ~second):
+        if family.any():
+            table.loc[family, "q"] = benjamini_hochberg(table.loc[family, "p"].tolist())
+    table.loc[run, "verdict"] = [
+        verdicts.of_test(row.q, (row.mean > 0) == (row.side == "above"), level)
+        for row in table[run].itertuples(index=False)
     ]
     return table
+
+
+def of_previous(kernels: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
+    """The kernels of the previous-token heads of the main runs."""
+    chosen = role(main(heads), "previous_token")[[*MODEL, *HEAD]]
+    return kernels.merge(chosen, on=[*MODEL, *HEAD])
+
+
+def tally(found: pd.Series) -> str:
+    """Verdicts in words: "3 are supported, 1 is contradicted and 4 are undecided".
+
+    >>> tally(pd.Series(["undecided", "supported", "undecided"]))
+    '1 is supported and 2 are undecided'
+    """
+    counts = found.value_counts()
+    words = [
+        f"{counts[name]} {'is' if counts[name] == 1 else 'are'} {name}"
+        for name in ("supported", "contradicted", "undecided", "not run")
+        if name in counts
+    ]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def interval(low: float, high: float, digits: int = 2) -> str:
+    """An interval in words; with too few pairs it is everything."""
+    return f"{low:.{digits}f} to {high:.{digits}f}".replace("-", "−") if np.isfinite(low) else "unbounded"

@@ -124,6 +124,19 @@ def chosen(table: pd.DataFrame) -> str:
     return max(areas, key=lambda name: max(areas[name], 1 - areas[name]))
 
 
+def verdict(held: Mapping[str, float], other: Mapping[str, float]) -> str:
+    """A sentence on whether the chosen candidate beats `BASELINE`, from its rows of `curves` on two sets of heads."""
+    beats = [row["lead_low"] > 0 for row in (held, other)]
+    if held["candidate"] == BASELINE:
+        return "Nothing was found that beats eigen-rotation."
+    if all(beats):
+        return "It beats eigen-rotation on both."
+    if any(beats):
+        where = "held-out seeds" if beats[0] else "other models"
+        return f"It beats eigen-rotation on the {where} alone."
+    return "It does not beat eigen-rotation by more than chance allows, on either."
+
+
 def roc(positive: np.ndarray, value: np.ndarray) -> pd.DataFrame:
     """The curve: `false` and `true` positive rate at every threshold, from none to all."""
     order = np.argsort(-value, kind="stable")
