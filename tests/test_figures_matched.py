@@ -59,5 +59,6 @@ def test_curves_of_candidates_carry_their_areas():
     curve = pd.DataFrame({"false": [0.0, 0.0, 1.0], "true": [0.0, 1.0, 1.0]})
     figure = figures_matched.rocs({"held out": {"pull_phase": (curve, 1.0)}})
     figure.canvas.draw()
-    (axes,) = figure.axes
+    axes, empty = figure.axes
+    assert not empty.get_visible()
     assert axes.get_legend().get_texts()[0].get_text() == "pull-phase 1.00"

@@ -94,8 +94,9 @@ def populations(heads: pd.DataFrame, null: pd.DataFrame) -> Figure:
     panels[1].set(xlabel="previous-token attention", title="previous-token heads")
     for mark, colour, text in (("o", BLUE, "previous-token"), ("x", PINK, "induction"), (".", GREY, "other")):
         panels[0].plot([], [], mark, color=colour, label=text)
-    panels[0].legend(loc="lower left", ncols=3, fontsize=7, columnspacing=0.8, handletextpad=0.2)
-    panels[1].legend(loc="lower left", fontsize=6.5)
+    for axes, columns in zip(panels, (3, 2), strict=True):
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "fontsize": 7}
+        axes.legend(ncols=columns, columnspacing=0.8, handletextpad=0.2, **below)
     return figure
 
 
@@ -194,14 +195,18 @@ def paths(places: pd.DataFrame, branch: int) -> Figure:
 
 
 def rocs(panels: Mapping[str, Mapping[str, tuple[pd.DataFrame, float]]]) -> Figure:
-    """ROC curves, a panel a set of heads: title to candidate to its curve and area."""
-    figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
-    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for axes, (title, lines) in zip(grid, panels.items(), strict=True):
+    """ROC curves, two panels a row, each for a set of heads: title to candidate to its curve and area."""
+    lines = -(-len(panels) // 2)
+    figure = Figure(figsize=(WIDTH * 0.8, 2.4 * lines), layout="constrained")
+    grid = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
+    for axes, (title, own) in zip(grid.flat, panels.items(), strict=False):
         axes.plot([0, 1], [0, 1], color=PALE, linewidth=0.6)
-        for (name, (curve, area)), colour in zip(lines.items(), (GREY, BLUE, ORANGE), strict=False):
+        for (name, (curve, area)), colour in zip(own.items(), (GREY, BLUE, ORANGE), strict=False):
             axes.plot(curve["false"], curve["true"], color=colour, label=f"{name.replace('_', '-')} {area:.2f}")
-        axes.set(title=title, xlabel="false positives", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+        axes.set(title=title, xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         axes.legend(loc="lower right", fontsize=6.5)
-    grid[0].set_ylabel("true positives")
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    figure.supxlabel("false positives", fontsize=9)
+    figure.supylabel("true positives", fontsize=9)
     return figure

@@ -77,7 +77,7 @@ def kernels(heads):
             given = {"phase_symmetric": 2.0 if mean == "kept" else 0.5, "symmetric": 0.5}
             given |= {"phase_antisymmetric": 0.1, "antisymmetric": 0.0, "full": 3.0, "position": 0.0}
             for part, peak in given.items():
-                jitter = rng.normal(0, 0.01)
+                jitter = 0 if part == "position" else rng.normal(0, 0.01)
                 previous = 0.2 if part == "phase_symmetric" else 0.9
                 rows += [
                     {

@@ -285,5 +285,7 @@ def tally(found: pd.Series) -> str:
 
 
 def interval(low: float, high: float, digits: int = 2) -> str:
-    """An interval in words; with too few pairs it is everything."""
+    """An interval in words; with too few pairs it is everything, and a dash where nothing has been run."""
+    if np.isnan(low):
+        return "–"
     return f"{low:.{digits}f} to {high:.{digits}f}".replace("-", "−") if np.isfinite(low) else "unbounded"
