@@ -258,6 +258,15 @@ class ToySizes(_Sizes):
     cap: PositiveInt = Field(description="steps after which a run that has not formed counts as censored")
 
 
+class MatchedSizes(_Sizes):
+    """The matched experiment."""
+
+    seeds: PositiveInt = Field(description="seeds under each scheme, where it is run")
+    interventions: int = Field(ge=0, description="how many of them are also run under bans and transplanted")
+    checked: int = Field(ge=0, description="shipped models whose final weights are measured again")
+    bootstrap: PositiveInt = Field(description="draws for the intervals of areas under ROC curves")
+
+
 class Profile(_Sizes):
     """How much a build computes. The prose is the same for all profiles; the numbers in it are not."""
 
@@ -269,6 +278,7 @@ class Profile(_Sizes):
     panel: PanelSizes
     dynamics: DynamicsSizes
     toy: ToySizes
+    matched: MatchedSizes
 
 
 def profile(name: str, folder: Path = Path("profiles")) -> Profile:

@@ -334,6 +334,29 @@ def laboratory(
 
 
 @app.command()
+def matched(
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write it, such as book/data.")],
+    seeds: Annotated[int, typer.Option(help="Seeds under each scheme.")] = 8,
+    interventions: Annotated[int, typer.Option(help="How many of them are also run under bans and transplanted.")] = 8,
+    workers: Workers = 1,
+    scheduler: Scheduler = None,
+    results: Results = Path("results"),
+) -> None:
+    """Run the matched experiment, one language model under five position schemes, and write what the book reads.
+
+    Hours on one core. Killed, it goes on where it was: each finished run is kept. Exit status 2 where another version
+    of the Transformers package, whose source is the corpus, is installed.
+    """
+    from qkspectra.store import Store
+    from qkspectra.studies import matched as study
+
+    whole, store = study.units(seeds, interventions), Store(results)
+    with _status() as say:
+        study.run(store, whole, workers, scheduler, _counted(say))
+        study.publish(store, whole, out)
+
+
+@app.command()
 def pocket(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to put models and checkpoints.")],
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One model; repeat it for several.")] = None,

@@ -2,16 +2,18 @@
 
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
-from qkspectra.studies import bans, laboratory
+from qkspectra.studies import bans, laboratory, matched
 from qkspectra.studies.training import THRESHOLDS
 from qkspectra.toy.train import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 PLAN = ROOT / "book" / "preregistration.yml"
+SECOND = ROOT / "book" / "preregistration-matched.yml"
 
 
 def git(*arguments: str) -> str:
@@ -20,23 +22,26 @@ def git(*arguments: str) -> str:
     ).stdout.strip()
 
 
-@pytest.fixture(scope="module")
-def added() -> str:
-    """The commit that added the plan."""
+def adding(plan: Path) -> str:
+    """The commit that added a plan."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: the history that the plan is compared with is not here")
     if git("rev-parse", "--is-shallow-repository") == "true":
         pytest.skip("a shallow clone: the commit that added the plan is not here")
-    return git("log", "--diff-filter=A", "--format=%H", "--", "book/preregistration.yml").splitlines()[-1]
+    return git("log", "--diff-filter=A", "--format=%H", "--", f"book/{plan.name}").splitlines()[-1]
 
 
-def test_the_plan_is_as_it_was_committed_alone(added: str) -> None:
-    assert git("rev-parse", f"{added}:book/preregistration.yml") == bans.blob_hash(PLAN)
-    assert git("show", "--format=", "--name-only", added) == "book/preregistration.yml"
+@pytest.mark.parametrize("plan", [PLAN, SECOND], ids=["laboratory", "matched"])
+def test_the_plan_is_as_it_was_committed_alone(plan: Path) -> None:
+    added = adding(plan)
+    assert git("rev-parse", f"{added}:book/{plan.name}") == bans.blob_hash(plan)
+    assert git("show", "--format=", "--name-only", added) == f"book/{plan.name}"
 
 
-def test_the_shipped_runs_come_after_the_plan(added: str) -> None:
-    for name, made in laboratory.load(ROOT / "book" / "data").provenance.items():
+@pytest.mark.parametrize(("plan", "study"), [(PLAN, laboratory), (SECOND, matched)], ids=["laboratory", "matched"])
+def test_the_shipped_runs_come_after_the_plan(plan: Path, study: ModuleType) -> None:
+    added = adding(plan)
+    for name, made in study.load(ROOT / "book" / "data").provenance.items():
         assert not made["commit"].endswith("+"), name
         git("merge-base", "--is-ancestor", added, made["commit"])
 

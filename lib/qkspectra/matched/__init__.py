@@ -1,0 +1,1 @@
+"""The matched experiment: one small language model, five position schemes, everything else equal."""
