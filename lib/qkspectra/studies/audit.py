@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Int64
@@ -72,15 +73,14 @@ def audit(
         InputError: see `operators.operator_of`, `behaviour.behaviour` and `Weights.load`.
     """
     layout = weights.layout
-    frames = []
+    layers = []
     for index in range(layout.n_layers):
         say(f"spectra of layer {index + 1} of {layout.n_layers}")
-        frames.append(_spectra(weights, index, seed, convention, samples, also))
-    table = pd.concat(frames, ignore_index=True)
-    table["head"] = table.groupby("layer").cumcount()
-    table = table.assign(**_about(weights))
+        layers.append(_spectra(weights, index, seed, convention, samples, also))
+    # One table in the end: tables of layers, put together, cost more than the spectra of a small model.
+    columns: dict[str, Any] = {name: np.concatenate([layer[name] for layer in layers]) for name in layers[0]}
     if static_only:
-        table[["previous_token", "induction", "duplicate_token"]] = float("nan")
+        columns |= dict.fromkeys(("previous_token", "induction", "duplicate_token"), float("nan"))
     else:
         say("loading the model")
         model = weights.load()
@@ -88,8 +88,10 @@ def audit(
         tokens = repeats(weights, seed=seed, bos=bos, batch=batch, length=length)
         seen = behaviour(model, weights.attention_modules(model), tokens)
         for name in ("previous_token", "induction", "duplicate_token"):
-            table[name] = getattr(seen, name).flatten().numpy()
-    return table[[*COLUMNS, *also]].astype({"revision": "str", "commit": "str", "d_rot": "Int64"})
+            columns[name] = getattr(seen, name).flatten().numpy()
+    columns |= _about(weights)
+    table = pd.DataFrame({name: columns[name] for name in (*COLUMNS, *also)})
+    return table.astype({"revision": "str", "commit": "str", "d_rot": "Int64"})
 
 
 def repeats(
@@ -251,7 +253,7 @@ def _spectra(
     convention: str,
     samples: int,
     also: Mapping[str, Callable[[Spectrum], Tensor]],
-) -> pd.DataFrame:
+) -> dict[str, np.ndarray]:
     """The static columns of one layer. On return its tensors are gone, before those of the next one are read."""
     group = weights.layout.n_heads // weights.layout.n_kv_heads
     layer = weights.layer(index)
@@ -259,9 +261,15 @@ def _spectra(
     spectrum = measure(op)
     null = null_samples(*op.wq.shape[1:], -(-samples // group) * group, seed, op.rotary, group)
     scores = {f"z_{name}": values.numpy() for name, values in z_scores(spectrum, null).items()}
-    columns = {"layer": index, "kv_head": layer.kv_head.numpy(), "convention": op.convention}
+    heads = weights.layout.n_heads
+    columns = {
+        "layer": np.full(heads, index),
+        "head": np.arange(heads),
+        "kv_head": layer.kv_head.numpy(),
+        "convention": np.full(heads, op.convention, dtype=object),
+    }
     more = {name: value(spectrum).numpy() for name, value in also.items()}
-    return pd.DataFrame(columns | _of_heads(spectrum) | scores | more)
+    return columns | _of_heads(spectrum) | scores | more
 
 
 def _of_heads(spectrum: Spectrum) -> dict[str, Any]:
