@@ -67,7 +67,7 @@ def auc(positive: np.ndarray, value: np.ndarray) -> float:
 
 def sides(table: pd.DataFrame) -> dict[str, int]:
     """For every candidate 1 where positives lie above the others, else -1."""
-    return {name: 1 if auc(table["positive"], table[name]) >= 0.5 else -1 for name in CANDIDATES}
+    return {name: 1 if auc(table["positive"].to_numpy(), table[name].to_numpy()) >= 0.5 else -1 for name in CANDIDATES}
 
 
 def curves(
@@ -120,7 +120,7 @@ def curves(
 
 def chosen(table: pd.DataFrame) -> str:
     """The candidate with the largest area on the seeds that it is chosen on, whichever side its positives lie on."""
-    areas = {name: auc(table["positive"], table[name]) for name in CANDIDATES}
+    areas = {name: auc(table["positive"].to_numpy(), table[name].to_numpy()) for name in CANDIDATES}
     return max(areas, key=lambda name: max(areas[name], 1 - areas[name]))
 
 
