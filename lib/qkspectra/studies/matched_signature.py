@@ -124,7 +124,7 @@ def chosen(table: pd.DataFrame) -> str:
     return max(areas, key=lambda name: max(areas[name], 1 - areas[name]))
 
 
-def verdict(held: Mapping[str, float], other: Mapping[str, float]) -> str:
+def verdict(held: pd.Series, other: pd.Series) -> str:
     """A sentence on whether the chosen candidate beats `BASELINE`, from its rows of `curves` on two sets of heads."""
     beats = [row["lead_low"] > 0 for row in (held, other)]
     if held["candidate"] == BASELINE:
