@@ -65,6 +65,7 @@ def test_many_values_of_a_parameter_are_counted(tmp_path):
 
 
 def test_a_figure_and_a_table_carry_what_has_entered(tmp_path, monkeypatch, request):
+    monkeypatch.chdir(tmp_path)  # a table is also kept as a file
     shown = []
     monkeypatch.setattr(book, "display", lambda data, raw: shown.append(data))
     book.profile("smoke", request.config.rootpath / "book" / "profiles")
