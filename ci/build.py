@@ -50,23 +50,27 @@ def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *,
     where = {"scheduler": scheduler} if scheduler else None
     arguments = {"profile": build.profile}, output / "executed", build.machine, where
     results = (output if build.rehearsal else root) / "results"  # those of stand-ins lie apart
-    run = partial(execute, results=results)
+    run = partial(execute, results=results, only_remembered=only_remembered)
     sources = [source for source in stage.pages(root) if is_notebook(source)]
-    if not only_remembered:
-        missing = [source for source in sources if not remembered(root, source, *arguments[:3]).is_dir()]
-        together = min(2, len(missing), os.cpu_count() or 1)
-        if together < 2:
-            return {source: run(root, source, *arguments) for source in sources}
-        # Processes, as papermill changes the folder of its own.
-        with ProcessPoolExecutor(together, get_context("spawn"), _share, (os.getpid(), together)) as pool:
-            running = [pool.submit(run, root, source, *arguments) for source in missing]
-            try:
-                for future in as_completed(running):
-                    future.result()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    return {source: run(root, source, *arguments, only_remembered=True) for source in sources}
+    folders = {source: remembered(root, source, *arguments[:3]) for source in sources}
+    missing = [source for source, folder in folders.items() if not folder.is_dir()]
+    for source in folders.keys() - set(missing):
+        os.utime(folders[source])  # the oldest are forgotten first
+    together = 1 if only_remembered else min(2, len(missing), os.cpu_count() or 1)
+    if together < 2:
+        for source in missing:
+            run(root, source, *arguments)
+        return folders
+    # Processes, as papermill changes the folder of its own.
+    with ProcessPoolExecutor(together, get_context("spawn"), _share, (os.getpid(), together)) as pool:
+        running = [pool.submit(run, root, source, *arguments) for source in missing]
+        try:
+            for future in as_completed(running):
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return folders
 
 
 def _share(parent: int, together: int) -> None:

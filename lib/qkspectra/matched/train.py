@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from jaxtyping import Float32, UInt
-from torch import Tensor, nn
+from torch import Tensor
 
 from qkspectra.matched.model import Position, Recipe, checked, flat, forward, initial, unflat
-from qkspectra.pocket.train import batch_of
+from qkspectra.pocket.train import descend
 
 State = Float32[Tensor, "3 parameters"]
 """Parameters, and the two moments of the optimiser."""
@@ -47,20 +47,12 @@ class Run:
         return torch.stack([flat(self.parameters), *moments])
 
     def advance(self) -> None:
-        """One step, by the weighted loss of `pocket.train.batch_of`."""
-        recipe = self.recipe
-        share = min((self.step + 1) / recipe.warmup, (recipe.steps - self.step) / recipe.decay, 1)
-        for group in self.optimiser.param_groups:
-            group["lr"] = share * recipe.learning_rate
-        tokens, weights = batch_of(recipe, self.tokens, self.step)
-        logits = forward(recipe, self.parameters, tokens, self.position)
-        each = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-        weights = weights[:, 1:].flatten()
-        loss = each @ weights / weights.sum()
-        self.optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters.values(), recipe.clip)
-        self.optimiser.step()
+        """One step of the optimiser (`pocket.train.descend`)."""
+
+        def predict(batch: Tensor) -> Tensor:
+            return forward(self.recipe, self.parameters, batch, self.position)
+
+        descend(self.recipe, self.tokens, self.step, self.optimiser, predict)
         self.step += 1
 
 

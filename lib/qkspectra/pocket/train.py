@@ -64,6 +64,35 @@ def initial(recipe: Recipe) -> PreTrainedModel:
     return model
 
 
+def descend(
+    recipe: Recipe,
+    tokens: UInt[np.ndarray, " tokens"],
+    step: int,
+    optimiser: torch.optim.Optimizer,
+    predict: Callable[[Tensor], Tensor],
+) -> Float32[Tensor, ""]:
+    """One step of the optimiser; returns the weighted loss, in nats a token, over every position but the first.
+
+    Args:
+        tokens: the corpus.
+        step: from 0; decides rate and batch.
+        predict: logits `(batch, context, vocab)` of tokens `(batch, context)`, by the parameters of the optimiser.
+    """
+    share = min((step + 1) / recipe.warmup, (recipe.steps - step) / recipe.decay, 1)
+    for group in optimiser.param_groups:
+        group["lr"] = share * recipe.learning_rate
+    batch, weights = batch_of(recipe, tokens, step)
+    logits = predict(batch)
+    each = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+    weights = weights[:, 1:].flatten()
+    loss = each @ weights / weights.sum()
+    optimiser.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], recipe.clip)
+    optimiser.step()
+    return loss.detach()
+
+
 class Run:
     """A model in training."""
 
@@ -77,20 +106,12 @@ class Run:
         self.step, self.seconds = 0, 0.0
 
     def advance(self) -> float:
-        """One step of the optimiser; returns the weighted loss, in nats a token, over every position but the first."""
-        recipe = self.recipe
-        share = min((self.step + 1) / recipe.warmup, (recipe.steps - self.step) / recipe.decay, 1)
-        for group in self.optimiser.param_groups:
-            group["lr"] = share * recipe.learning_rate
-        tokens, weights = batch_of(recipe, self.tokens, self.step)
-        logits = self.model(input_ids=tokens, use_cache=False).logits
-        each = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-        weights = weights[:, 1:].flatten()
-        loss = each @ weights / weights.sum()
-        self.optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters.values(), recipe.clip)
-        self.optimiser.step()
+        """One step of the optimiser (`descend`); returns its loss."""
+
+        def predict(batch: Tensor) -> Tensor:
+            return self.model(input_ids=batch, use_cache=False).logits
+
+        loss = descend(self.recipe, self.tokens, self.step, self.optimiser, predict)
         self.step += 1
         return loss.item()
 

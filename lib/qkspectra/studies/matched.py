@@ -43,7 +43,7 @@ from qkspectra.matched import language
 from qkspectra.matched.model import SCHEMES, Parameters, Recipe, flat, unflat
 from qkspectra.matched.train import Run, State, train
 from qkspectra.store import Address, Result, Store, origin, provenance, read_tables, replacing, ship_tables, unpacked
-from qkspectra.studies import matched_signature
+from qkspectra.studies import matched_analysis, matched_signature
 from qkspectra.studies.matched_measures import (
     BEHAVIOUR,
     MODEL,
@@ -72,7 +72,6 @@ SOURCES = qkspectra.store.source_hash(
 )
 TABLES = ("heads", "kernels", "signatures", "outside")
 WEIGHTS = "matched-weights.safetensors"
-LABELS = ("kind", "scheme", "ban", "before", "seed")
 
 STEPS, BRANCH, EVERY = 1500, 1200, 50
 FIRST_SEED, SEEDS = 100, 8
@@ -162,7 +161,7 @@ class Training:
         return run.state()
 
     def table(self, what: str, store: Store) -> pd.DataFrame:
-        """A stored table, behind the columns `LABELS`.
+        """A stored table, behind the columns `matched_analysis.MODEL`.
 
         Raises:
             KeyError: the run has not been made.
@@ -171,7 +170,7 @@ class Training:
         if found is None:
             raise KeyError(f"{self.label} has not been run")
         r = self.recipe
-        labels = dict(zip(LABELS, (self.kind, r.name, r.ban, r.before or r.name, r.seed), strict=True))
+        labels = dict(zip(matched_analysis.MODEL, (self.kind, r.name, r.ban, r.before or r.name, r.seed), strict=True))
         table = found.table.copy()
         for name, value in reversed(labels.items()):
             table.insert(0, name, value)

@@ -17,7 +17,7 @@ from qkspectra.studies import audit, matched_measures, static
 from qkspectra.studies.matched_analysis import HEAD, MODEL, role
 from qkspectra.studies.matched_measures import signatures_of
 from qkspectra.weights import open_model
-from qkspectra.weights.model import Weights
+from qkspectra.weights.model import Weights, loaded_once
 
 CANDIDATES = (
     "eigen_rotation",
@@ -65,9 +65,15 @@ def auc(positive: np.ndarray, value: np.ndarray) -> float:
     return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * (len(positive) - count)))
 
 
+def areas(table: pd.DataFrame) -> dict[str, float]:
+    """`auc` of every candidate."""
+    positive = table["positive"].to_numpy()
+    return {name: auc(positive, table[name].to_numpy()) for name in CANDIDATES}
+
+
 def sides(table: pd.DataFrame) -> dict[str, int]:
     """For every candidate 1 where positives lie above the others, else -1."""
-    return {name: 1 if auc(table["positive"].to_numpy(), table[name].to_numpy()) >= 0.5 else -1 for name in CANDIDATES}
+    return {name: 1 if area >= 0.5 else -1 for name, area in areas(table).items()}
 
 
 def curves(
@@ -120,8 +126,8 @@ def curves(
 
 def chosen(table: pd.DataFrame) -> str:
     """The candidate with the largest area on the seeds that it is chosen on, whichever side its positives lie on."""
-    areas = {name: auc(table["positive"].to_numpy(), table[name].to_numpy()) for name in CANDIDATES}
-    return max(areas, key=lambda name: max(areas[name], 1 - areas[name]))
+    found = areas(table)
+    return max(found, key=lambda name: max(found[name], 1 - found[name]))
 
 
 def verdict(held: pd.Series, other: pd.Series) -> str:
@@ -149,6 +155,7 @@ def roc(positive: np.ndarray, value: np.ndarray) -> pd.DataFrame:
 
 def outside_model(weights: Weights, *, seed: int, batch: int, length: int) -> pd.DataFrame:
     """Candidates and previous-token scores of the heads of a model outside the experiment, under the raw convention."""
+    weights = loaded_once(weights)  # the audit below runs the same model
     model = weights.load()
     tokens = audit.repeats(weights, seed=seed, batch=batch, length=length)
     xs: dict[int, torch.Tensor] = {}
