@@ -18,6 +18,7 @@ import pandas as pd
 from jaxtyping import Complex128, Float64
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 from torch import Tensor
 
 from qkspectra import files, record, vector
@@ -29,6 +30,9 @@ WIDTH = 6.3
 
 BLUE, ORANGE, GREEN, PINK, GREY, PALE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#737373", "#d9d9d9"
 """Told apart by eyes of every kind (Okabe and Ito 2008); grey for what stands for comparison."""
+
+PAD = 0.02
+"""Inches of paper around what is drawn."""
 
 SCREEN = 150
 """Dots an inch of the clouds of points within an SVG; a PDF has twice as many."""
@@ -70,10 +74,10 @@ def save(figure: Figure, name: str, data: pd.DataFrame | None = None, folder: Pa
     Args:
         data: the numbers behind the figure, written beside it as `.csv` and `.parquet`.
     """
-    vector.thin(figure)
+    box = _settled(figure)
     for suffix, dates in (("svg", ["Date"]), ("pdf", ["CreationDate", "ModDate"])):
         with replacing(folder / f"{name}.{suffix}") as temporary:
-            _draw(figure, temporary, suffix, metadata=dict.fromkeys(dates))
+            _draw(figure, box, temporary, suffix, metadata=dict.fromkeys(dates))
     if data is not None:
         for suffix in (".csv", ".parquet"):
             files.write(data, folder / f"{name}{suffix}")
@@ -81,23 +85,33 @@ def save(figure: Figure, name: str, data: pd.DataFrame | None = None, folder: Pa
         temporary.write_text(json.dumps(record.entered(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
         picture = io.BytesIO()
-        _draw(figure, picture, "png", dpi=100)
+        _draw(figure, box, picture, "png", dpi=100)
         shown = {FIGURE_MIME: name, "image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": name}
         sys.modules["IPython"].display.display(shown, raw=True)
 
 
 def svg(figure: Figure) -> bytes:
     """The figure as SVG; equal figures give equal bytes."""
-    vector.thin(figure)
+    box = _settled(figure)
     picture = io.BytesIO()
-    _draw(figure, picture, "svg", metadata={"Date": None})
+    _draw(figure, box, picture, "svg", metadata={"Date": None})
     return picture.getvalue()
 
 
-def _draw(figure: Figure, target: Path | io.BytesIO, kind: str, **how: Any) -> None:
+def _settled(figure: Figure) -> Bbox:
+    """Lay out a figure for good and thin its curves; returns the paper that it fills.
+
+    Left to itself, Matplotlib would lay it out anew and measure it for every file.
+    """
+    vector.thin(figure)
+    figure.set_layout_engine(None)
+    return figure.get_tightbbox().padded(PAD)
+
+
+def _draw(figure: Figure, box: Bbox, target: Path | io.BytesIO, kind: str, **how: Any) -> None:
     where = io.StringIO() if kind == "svg" else target
     dots = {"dpi": SCREEN} if kind == "svg" else {}
-    figure.savefig(where, format=kind, bbox_inches="tight", pad_inches=0.02, **dots, **how)
+    figure.savefig(where, format=kind, bbox_inches=box, **dots, **how)
     if isinstance(where, io.StringIO):
         content = vector.compact(where.getvalue()).encode()
         target.write_bytes(content) if isinstance(target, Path) else target.write(content)
