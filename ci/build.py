@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_compl
 from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -56,13 +57,15 @@ def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *,
     missing = [source for source, folder in folders.items() if not folder.is_dir()]
     for source in folders.keys() - set(missing):
         os.utime(folders[source])  # the oldest are forgotten first
-    together = 1 if only_remembered else min(2, len(missing), os.cpu_count() or 1)
+    together = 1 if only_remembered else min(2, len(missing), len(_cores()))
     if together < 2:
         for source in missing:
             run(root, source, *arguments)
         return folders
     # Processes, as papermill changes the folder of its own.
-    with ProcessPoolExecutor(together, get_context("spawn"), _share, (os.getpid(), together)) as pool:
+    processes = get_context("spawn")
+    share = (os.getpid(), processes.Value("i", 0), together)
+    with ProcessPoolExecutor(together, processes, _share, share) as pool:
         running = [pool.submit(run, root, source, *arguments) for source in missing]
         try:
             for future in as_completed(running):
@@ -73,9 +76,23 @@ def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *,
     return folders
 
 
-def _share(parent: int, together: int) -> None:
-    """Leave the others of `together` processes their cores, and do not outlive `parent`."""
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // together))
+def _cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def _share(parent: int, begun: Synchronized, together: int) -> None:
+    """Keep one of `together` processes to its share of the cores, and do not let it outlive `parent`.
+
+    Args:
+        begun: how many of them have begun.
+    """
+    with begun.get_lock():
+        place, begun.value = begun.value, begun.value + 1
+    own = _cores()[place % together :: together]
+    os.environ["OMP_NUM_THREADS"] = str(len(own))
+    if hasattr(os, "sched_setaffinity"):  # a chapter starts as many processes as it has cores
+        os.sched_setaffinity(0, own)
 
     def watch() -> None:
         while os.getppid() == parent:
