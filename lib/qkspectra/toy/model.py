@@ -204,7 +204,8 @@ def forward(
         x = normed(h)
         q, k, v = (project(x, w) for w in (wq * d_head**-0.5, wk, own["wv"]))  # the score scale sits in the queries
         left, right = channel_features(q, k, ban.mixture, position.rotate)
-        scores = torch.bmm(left, right.mT).view(seeds * batch, heads, length, length) + position.bias
+        left, right = (x.unflatten(0, (seeds * batch, heads)) for x in (left, right))
+        scores = (left @ right.mT).add_(position.bias)
         pattern = scores.softmax(-1)
         if on_pattern is not None:
             on_pattern(layer, pattern.unflatten(0, (seeds, batch)))

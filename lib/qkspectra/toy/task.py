@@ -53,14 +53,13 @@ def repeats(generators: Sequence[torch.Generator], batch: int, length: int, voca
 
     A seed's sequence of batches depends on its generator alone, not on its neighbours.
     """
-    tokens, periods = [], []
-    position = torch.arange(length)
+    periods, draws = [], []
     for generator in generators:
-        period = torch.randint(length // 4, length // 2 + 1, (batch, 1), generator=generator)
-        block = torch.rand(batch, vocab, generator=generator).argsort(-1)  # a permutation: tokens are unique
-        tokens.append(block.gather(1, position % period))
-        periods.append(period[:, 0])
-    return Batch(torch.stack(tokens), torch.stack(periods))
+        periods.append(torch.randint(length // 4, length // 2 + 1, (batch, 1), generator=generator))
+        draws.append(torch.rand(batch, vocab, generator=generator))
+    period = torch.stack(periods)
+    block = torch.stack(draws).argsort(-1)  # permutations: tokens are unique
+    return Batch(block.gather(-1, torch.arange(length) % period), period[..., 0])
 
 
 def head_scores(
