@@ -89,9 +89,8 @@ def audit(
         seen = behaviour(model, weights.attention_modules(model), tokens)
         for name in ("previous_token", "induction", "duplicate_token"):
             columns[name] = getattr(seen, name).flatten().numpy()
-    columns |= _about(weights)
-    table = pd.DataFrame({name: columns[name] for name in (*COLUMNS, *also)})
-    return table.astype({"revision": "str", "commit": "str", "d_rot": "Int64"})
+    columns |= _about(weights, len(columns["head"]))
+    return pd.DataFrame({name: columns[name] for name in (*COLUMNS, *also)})
 
 
 def repeats(
@@ -276,14 +275,16 @@ def _of_heads(spectrum: Spectrum) -> dict[str, Any]:
     return {name: getattr(spectrum, name).numpy() for name in MEASURES}
 
 
-def _about(weights: Weights) -> dict[str, Any]:
+def _about(weights: Weights, rows: int) -> dict[str, Any]:
     source, layout = weights.source, weights.layout
+    rotated = layout.d_rot if layout.scheme == "rope" else pd.NA
     return {
         "model": source.name,
-        "revision": source.revision,
-        "commit": source.commit,
+        # Typed as they are made: a table converted afterwards costs as much as the spectra of a small model.
+        "revision": pd.array([source.revision] * rows, dtype="str"),
+        "commit": pd.array([source.commit] * rows, dtype="str"),
         "scheme": layout.scheme,
         "d_model": layout.d_model,
         "d_head": layout.d_head,
-        "d_rot": layout.d_rot if layout.scheme == "rope" else pd.NA,
+        "d_rot": pd.array([rotated] * rows, dtype="Int64"),
     }

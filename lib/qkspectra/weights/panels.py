@@ -1,8 +1,8 @@
 """Panels of seven models, three with rotary positions and four without, over which schemes are compared.
 
-The paper compares seven pretrained models and its abstract names none of them. The members here are our choice, made
-before any of them was measured: the licence allows it, nothing is gated, the weights are safetensors, and each scheme
-comes from more than one training run.
+The paper compares seven pretrained models and its abstract names none of them. The panel `paper` is our choice, made
+before any of its members was measured: the licence allows it, nothing is gated, the weights are safetensors, and each
+scheme comes from more than one training run. The panel `pocket` is no choice: it is every pocket model there is.
 """
 
 from collections import Counter

@@ -104,7 +104,8 @@ class LayerTensors:
 
     @cached_property
     def _known(self) -> frozenset[str]:
-        return frozenset(self.tensors.names())
+        within = tuple(f"{base}{self.family.blocks}.{self.layer}." for base in (f"{self.family.base}.", ""))
+        return frozenset(name for name in self.tensors.names() if name.startswith(within))
 
     def norm(
         self,
