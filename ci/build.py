@@ -28,7 +28,7 @@ from ci.execute import execute, is_notebook, library_code, remembered, with_outp
 from ci.failure import BuildError
 from ci.publish import swap
 from ci.text import prose_faults, substitute
-from ci.version import REHEARSAL, Build, identify
+from ci.version import REHEARSAL, Build, accelerator, identify
 
 PDF = f"{render.DOCUMENT}.pdf"
 MACHINE = "machine.json"
@@ -37,7 +37,7 @@ ROOT = CODE.parent
 
 
 def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *, only_remembered: bool = False) -> dict:
-    """Execute what must be executed, two chapters at a time; returns the folder of each.
+    """Execute what must be executed, two chapters at a time, or one on an accelerator; returns the folder of each.
 
     Args:
         scheduler: address of a Dask cluster for the chapters that can use one.
@@ -57,7 +57,8 @@ def execute_book(root: Path, build: Build, output: Path, scheduler: str = "", *,
     missing = [source for source, folder in folders.items() if not folder.is_dir()]
     for source in folders.keys() - set(missing):
         os.utime(folders[source])  # the oldest are forgotten first
-    together = 1 if only_remembered else min(2, len(missing), len(_cores()))
+    alone = only_remembered or accelerator()  # which two chapters would have to share
+    together = 1 if alone else min(2, len(missing), len(_cores()))
     if together < 2:
         for source in missing:
             run(root, source, *arguments)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -83,9 +84,26 @@ def identify(root: Path, profile: str) -> Build:
 
 
 def device() -> str:
-    """The processor that computes, as its architecture and the number of cores granted.
+    """What computes: the processor, as its architecture and the number of cores granted, and before it the accelerator.
 
-    No chapter computes on a GPU, also where there is one; were it named here, the pages would say what is not so.
+    An accelerator computes where the library is told to use it (`qkspectra.device`); one that is merely there does not.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"CPU ({platform.machine()}, {cores} {'core' if cores == 1 else 'cores'})"
+    processor = f"CPU ({platform.machine()}, {cores} {'core' if cores == 1 else 'cores'})"
+    return f"{_model(accelerator())} and {processor}" if accelerator() else processor
+
+
+def accelerator() -> str:
+    """The device on which chapters run models, as torch names it; empty where that is the processor."""
+    name = os.environ.get("QKSPECTRA_DEVICE", "")
+    return "" if name == "cpu" else name
+
+
+def _model(name: str) -> str:
+    """A GPU as its maker calls it, anything else as it is."""
+    index = name.removeprefix("cuda").removeprefix(":") or "0"
+    tool = shutil.which("nvidia-smi") if name.startswith("cuda") else None
+    if tool is None:
+        return name
+    asked = [tool, "--query-gpu=name", "--format=csv,noheader", f"--id={index}"]
+    return f"GPU ({subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()})"

@@ -1,7 +1,11 @@
 """Settings of the whole suite."""
 
+import os
+
 import pytest
 from hypothesis import settings
+
+os.environ.pop("QKSPECTRA_DEVICE", None)  # tests run on the CPU but for those that say otherwise
 
 # No deadlines: a loaded machine is not a fault. Fixed examples: a run that passed passes again.
 settings.register_profile("qkspectra", deadline=None, derandomize=True, max_examples=50)

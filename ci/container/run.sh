@@ -8,5 +8,6 @@ cache=${CACHE:-$HOME/.cache/qkspectra}
 mkdir -p "$cache"
 docker build --quiet --tag qkspectra-paper ci/container
 exec docker run --rm --gpus all --ipc=host --user "$(id -u):$(id -g)" --env HOME=/cache \
+    --env QKSPECTRA_DEVICE="${QKSPECTRA_DEVICE:-cuda}" \
     --volume "$cache:/cache" --volume "$PWD:/project" --security-opt no-new-privileges --cap-drop ALL \
     qkspectra-paper "$@"

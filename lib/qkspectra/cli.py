@@ -283,7 +283,9 @@ def train(
     workers: Workers = 1,
     scheduler: Scheduler = None,
     ensemble: Annotated[int, typer.Option(help="Seeds trained together: many on a GPU, few on a CPU.")] = 8,
-    device: Annotated[str, typer.Option(help="Where to train, as torch names it: cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="Where to train, as torch names it; by default QKSPECTRA_DEVICE, or cpu.")
+    ] = None,
     results: Results = Path("results"),
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every evaluation to a .csv, .parquet or .json file.")

@@ -25,6 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from qkspectra.device import CPU, chosen
 from qkspectra.errors import InputError
 from qkspectra.store import Result, Store, library_hash
 
@@ -178,6 +179,11 @@ def _cluster(address: str) -> Iterator[Executor]:
             raise InputError(
                 f"the scheduler at {address} went away: start it and run the same again, what has finished is kept"
             ) from None
+
+
+def processes() -> int:
+    """Processes among which to divide what runs on this process's device: one a core, or one for an accelerator."""
+    return cores() if chosen() == CPU else 1
 
 
 def cores() -> int:

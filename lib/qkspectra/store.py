@@ -218,7 +218,7 @@ def provenance(address: Address, *, seconds: float, seeds: Sequence[int], device
 
 
 def origin(results: Sequence[Result]) -> dict[str, Any]:
-    """Commit, library and versions of some results, which may be older than a table gathered from them.
+    """Commit, library, versions and devices of some results, which may be older than a table gathered from them.
 
     Raises:
         InputError: they come from more than one state of the library.
@@ -228,7 +228,8 @@ def origin(results: Sequence[Result]) -> dict[str, Any]:
     if len(origins) > 1:
         raise InputError("the results in the store come from several states of the library: use a fresh store")
     (made,) = origins.values()
-    return {name: made[name] for name in names}
+    devices = sorted({result.provenance["device"] for result in results})
+    return {**{name: made[name] for name in names}, "device": " and ".join(devices)}
 
 
 def source_hash(*modules: ModuleType) -> str:

@@ -152,7 +152,7 @@ def own_scores(model: Weights, precision: torch.dtype, tokens: Tensor) -> tuple[
         scores[layer] = own.clone()
 
     with _precision(precision), torch.no_grad():
-        running = model.load(precision)
+        running = model.load(precision, device="cpu")  # the same arithmetic as what it is compared with
         with tapped(model.attention_modules(running), on_input=on_input, on_scores=on_scores):
             running(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
     taken = [(inputs[layer], scores[layer]) for layer in range(model.layout.n_layers)]

@@ -17,7 +17,7 @@ import yaml
 from ci import crate
 from ci.execute import is_notebook
 from ci.lock import pins
-from ci.version import identify
+from ci.version import accelerator, device, identify
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -255,3 +255,17 @@ def test_the_version_comes_from_the_tag_and_the_commit(tmp_path, monkeypatch):
     assert identify(tmp_path, "smoke").commit == clean.commit + "+changes"
     git("commit", "-am", "two")
     assert identify(tmp_path, "smoke").version == "0.2.0.post1"
+
+
+def test_a_build_names_the_gpu_that_it_is_told_to_use(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\n[ "$3" = --id=1 ] && echo "Maker X1"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for name in ("", "cpu"):
+        monkeypatch.setenv("QKSPECTRA_DEVICE", name)
+        assert accelerator() == ""
+        assert device().startswith("CPU (")
+    monkeypatch.setenv("QKSPECTRA_DEVICE", "cuda:1")
+    assert accelerator() == "cuda:1"
+    assert device().startswith("GPU (Maker X1) and CPU (")

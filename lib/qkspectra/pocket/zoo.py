@@ -128,7 +128,7 @@ def ship(recipe: Recipe, trajectory: Path, tokenizer: Path, final: Path, tokens:
     Args:
         tokens, seconds: what it was trained on, and for how long, for its record.
     """
-    model = open_model(str(trajectory), f"step{recipe.steps}").load()
+    model = open_model(str(trajectory), f"step{recipe.steps}").load(device="cpu")
     fast = PreTrainedTokenizerFast(
         tokenizer_file=str(tokenizer),
         bos_token=corpus.BOUNDARY,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from qkspectra import compute
 from qkspectra.behaviour import behaviour
+from qkspectra.device import chosen, described
 from qkspectra.errors import InputError
 from qkspectra.spectrum import Spectrum
 from qkspectra.store import (
@@ -100,7 +101,8 @@ class Checkpoint:
         return self if store.get(self.address) is None else None
 
     def run(self, store: Store) -> None:
-        store.cached(self.address, self._measured, seeds=[self.sizes.seed])
+        where = described(chosen("cpu" if self.static_only else None))
+        store.cached(self.address, self._measured, seeds=[self.sizes.seed], device=where)
 
     def open(self, *, ranges: bool) -> Weights:
         return open_model(self.source, self.revision, ranges=ranges)

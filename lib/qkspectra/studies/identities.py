@@ -344,7 +344,7 @@ def kernel(
 
 def layer_inputs(weights: Weights, layer: int, length: int, seed: int) -> Float64[Tensor, "position d_model"]:
     """What enters an attention layer of the running model at each position of a sequence of distinct random tokens."""
-    model, inputs = weights.load(), {}
+    model, inputs = weights.load(device="cpu"), {}
     tokens = random_repeats(weights.layout, 1, length, seed)[:, :length]
     with torch.no_grad(), tapped(weights.attention_modules(model), on_input=inputs.__setitem__):
         model(tokens)

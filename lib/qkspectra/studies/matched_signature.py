@@ -160,8 +160,8 @@ def outside_model(weights: Weights, *, seed: int, batch: int, length: int) -> pd
     tokens = audit.repeats(weights, seed=seed, batch=batch, length=length)
     xs: dict[int, torch.Tensor] = {}
     modules = weights.attention_modules(model)
-    with torch.inference_mode(), tapped(modules, on_input=lambda i, x: xs.update({i: x.double()})):
-        model(input_ids=tokens)
+    with torch.inference_mode(), tapped(modules, on_input=lambda i, x: xs.update({i: x.double().cpu()})):
+        model(input_ids=tokens.to(model.device))
     table = signatures_of((weights.layer(i), x) for i, x in sorted(xs.items()))
     heads = audit.audit(weights, seed=seed, batch=batch, length=length)
     keys = ["layer", "head"]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from qkspectra.behaviour import Behaviour, behaviour, mean_diagonal, previous_token
+from qkspectra.device import chosen, described
 from qkspectra.errors import InputError
 from qkspectra.operators import applicable
 from qkspectra.pocket import corpus
@@ -185,7 +186,7 @@ class Piece:
         def compute() -> pd.DataFrame:
             return self.study(self.open(), **self.parameters)
 
-        store.cached(self.address(), compute, seeds=[self.parameters["seed"]])
+        store.cached(self.address(), compute, seeds=[self.parameters["seed"]], device=described(chosen()))
 
 
 def pieces(panel: Panel, *, seed: int, batch: int, length: int, samples: int, controls: int) -> list[Piece]:

@@ -10,6 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from qkspectra import attention, behaviour, channels, intervene, null, operators, resume, scores, spectrum
+from qkspectra.device import chosen, described
 from qkspectra.null import null_operator, null_samples, population_z
 from qkspectra.operators import QKOperator, operator_of
 from qkspectra.spectrum import Spectrum, measure
@@ -46,7 +47,9 @@ def stored(store: Store, study: Callable[..., pd.DataFrame], weights: Weights, *
     """`study(weights, **parameters)`, computed once per content of the weights, parameters and text of the code."""
     about = {"model": weights.source.name, "content": weights.source.content_hash, **parameters}
     address = Address(study.__name__, about, source_hash(*SOURCES))
-    return store.cached(address, lambda: study(weights, **parameters), seeds=[parameters["seed"]]).table
+    where = described(chosen("cpu" if parameters.get("static_only") else None))
+    made = store.cached(address, lambda: study(weights, **parameters), seeds=[parameters["seed"]], device=where)
+    return made.table
 
 
 def all_heads(table: pd.DataFrame) -> Heads:

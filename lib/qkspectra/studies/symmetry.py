@@ -10,6 +10,7 @@ from jaxtyping import Float32, Float64
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkspectra.device import chosen
 from qkspectra.operators import QKOperator
 from qkspectra.statistics import paired_ratio
 from qkspectra.studies.bans import FIRST_SEED
@@ -146,7 +147,7 @@ class Trained:
 def trained(scheme: str, ban: str, cap: int = 2500, seed: int = FIRST_SEED) -> Trained:
     """Train one seed of a condition of the causal study."""
     config = condition(scheme, ban, cap=cap).config
-    run = train(config, [seed])
+    run = train(config, [seed], device=chosen())
     last = run.table[run.table["step"] == run.table["step"].max()]
     return Trained(config.model, run.theta, last.reset_index(drop=True))
 

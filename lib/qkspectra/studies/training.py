@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 import qkspectra.channels
 import qkspectra.operators
@@ -16,6 +15,7 @@ import qkspectra.toy.bans
 import qkspectra.toy.model
 import qkspectra.toy.task
 import qkspectra.toy.train
+from qkspectra.device import chosen, described
 from qkspectra.errors import InputError
 from qkspectra.statistics import formation
 from qkspectra.store import Address, Store, source_hash
@@ -48,13 +48,13 @@ class Training:
         config: the condition.
         seeds: its seeds.
         labels: columns that tell the condition from others in tables, such as `ban`; none of them a column of `Run`.
-        device: where to train, as torch names it.
+        device: where to train, as torch names it; by default the device of the process that does.
     """
 
     config: TrainConfig
     seeds: tuple[int, ...]
     labels: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    device: str = "cpu"
+    device: str | None = None
 
     @property
     def label(self) -> str:
@@ -78,16 +78,13 @@ class Training:
         Raises:
             InputError: the machine that is to train lacks the device.
         """
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError):
-            raise InputError(f"this machine has no device {self.device!r}: use cpu") from None
+        device = chosen(self.device)
 
         def keep(seed: int, rows: pd.DataFrame, seconds: float) -> None:
-            store.put(self.address(seed), rows, seconds=seconds, seeds=[seed], device=self.device)
+            store.put(self.address(seed), rows, seconds=seconds, seeds=[seed], device=described(device))
 
         if missing := self.missing(store):
-            train(self.config, missing, device=self.device, finished=keep)
+            train(self.config, missing, device=device, finished=keep)
 
     def table(self, store: Store) -> pd.DataFrame:
         """The stored rows of all seeds, behind the labels.

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from qkspectra import record
+from qkspectra.device import chosen
 from qkspectra.errors import InputError
 from qkspectra.weights import families, running, sources
 from qkspectra.weights.layout import LayerQK, ModelLayout
@@ -42,21 +43,28 @@ class Weights:
         """
         return families.read_layer(self.config, self.tensors, index, self.layout)
 
-    def load(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+    def load(self, dtype: torch.dtype = torch.float32, device: str | None = None) -> nn.Module:
         """The running model in `dtype`, in evaluation mode, with eager attention.
 
         A causal model comes with its language-modelling head, any other without one. Only files that are already here
         are read; nothing is unpickled, and no code that comes with a model is run.
 
+        Args:
+            dtype: of its parameters.
+            device: where to, as torch names it; by default the device of this process (`qkspectra.device`).
+
         Raises:
-            InputError: configuration and tensors disagree, a file is damaged, or the weights were left on the Hub.
+            InputError: configuration and tensors disagree, a file is damaged, the weights were left on the Hub, or
+                there is no such device.
         """
         source = self.source
         if source.listed is not None:
             raise InputError(
                 f"{source.name} was opened by ranges, which is for its operators alone: open it whole to run"
             )
-        return running.load(source.folder, source.gguf_file, self.config, causal=self.layout.causal, dtype=dtype)
+        where = chosen(device)
+        model = running.load(source.folder, source.gguf_file, self.config, causal=self.layout.causal, dtype=dtype)
+        return model.to(where)
 
     def attention_modules(self, model: nn.Module) -> list[nn.Module]:
         """The attention module of each layer of the running model, in order."""
@@ -75,8 +83,8 @@ class LoadedOnce(Weights):
     def _model(self) -> nn.Module:
         return super().load()
 
-    def load(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        return self._model if dtype == torch.float32 else super().load(dtype)
+    def load(self, dtype: torch.dtype = torch.float32, device: str | None = None) -> nn.Module:
+        return self._model if dtype == torch.float32 and device is None else super().load(dtype, device)
 
 
 def loaded_once(weights: Weights) -> LoadedOnce:
