@@ -1,5 +1,5 @@
 # make book [PROFILE=smoke|pocket|paper] [PDF=required] [SCHEDULER=ADDRESS] · make test · make env · make lint
-# make rehearse · make publish · make serve · make look · make bench
+# make rehearse · make publish · make serve · make look · make devices · make bench
 SHELL := bash
 # Where it is set, every process compiles every module anew: some ten seconds for each chapter and for each build.
 unexport PYTHONDONTWRITEBYTECODE
@@ -11,7 +11,7 @@ STEP ?= all
 PYTEST ?=
 run := .venv/bin/python
 
-.PHONY: book executed rehearse look test env latex lint bench lock publish serve clean
+.PHONY: book executed rehearse look test devices env latex lint bench lock publish serve clean
 
 book: env latex
 	@$(run) -m ci.build --profile $(PROFILE) --pdf $(PDF) --step $(STEP) --scheduler "$(SCHEDULER)"
@@ -30,6 +30,10 @@ look: env
 
 test: env latex
 	@$(run) -m pytest -n 2 --dist loadgroup $(PYTEST)
+
+# What may run on a GPU, against the same on the CPU; nothing is compared where there is none.
+devices: env
+	@$(run) -m pytest tests/test_devices.py
 
 env: .venv/.stamp
 
