@@ -10,7 +10,7 @@ from qkspectra import compute, open_model
 from qkspectra.device import VARIABLE, chosen, described
 from qkspectra.errors import InputError
 from qkspectra.store import Store
-from qkspectra.studies import static
+from qkspectra.studies import laboratory, static
 from qkspectra.studies.audit import audit
 from qkspectra.studies.identities import layer_inputs
 from qkspectra.studies.training import condition
@@ -54,11 +54,13 @@ def test_a_result_says_where_its_model_ran_and_is_one_whatever_the_place(monkeyp
     assert set(static.stored(store, placed, weights, seed=0)["place"]) == {"meta"}
 
 
-def test_an_accelerator_is_not_divided_among_processes(monkeypatch):
+def test_an_accelerator_is_not_divided_among_processes_and_trains_all_seeds_at_once(monkeypatch):
     monkeypatch.setenv(VARIABLE, "meta")
     assert compute.processes() == 1
+    assert {len(unit.seeds) for unit in laboratory.units(16)} == {16}
     monkeypatch.setenv(VARIABLE, "cpu")
     assert compute.processes() == compute.cores() >= 1
+    assert {len(unit.seeds) for unit in laboratory.units(16)} == {8}
 
 
 def test_a_device_that_is_not_here_is_refused_in_one_line(monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ from qkspectra import compute
 from qkspectra.errors import InputError
 from qkspectra.store import Address, Result, Store, origin, provenance, read_tables, ship_tables, unpacked
 from qkspectra.studies import bans, symmetry
-from qkspectra.studies.training import ENSEMBLE, SOURCES, Training, curves, formations, split
+from qkspectra.studies.training import SOURCES, Training, curves, formations, split, together
 from qkspectra.toy.train import BEHAVIOUR, SPECTRAL
 
 WATCHED = ("none", "symmetric")
@@ -51,7 +51,7 @@ def units(seeds: int) -> list[Training]:
     """Every condition of both studies, in ensembles: bans first, half of the seeds before the other half."""
     both = [*bans.conditions(seeds), *symmetry.conditions(seeds)]
     distinct = list({repr(unit.config): unit for unit in both}.values())
-    parts = [split(unit, ENSEMBLE) for unit in distinct]
+    parts = [split(unit, together(seeds)) for unit in distinct]
     halves = [(part[: -(-len(part) // 2)], part[-(-len(part) // 2) :]) for part in parts]
     return [unit for half in (0, 1) for pair in halves for unit in pair[half]]
 
@@ -160,7 +160,7 @@ def agreement(
     """
     again = {cell: bans.rerun(cell, seeds, cap) for cell in cells}
     with compute.workers(workers) as executor:
-        compute.run([part for whole in again.values() for part in split(whole, ENSEMBLE)], store, executor)
+        compute.run([part for whole in again.values() for part in split(whole, together(seeds))], store, executor)
     rows = []
     for cell, whole in again.items():
         mine = curves(whole.table(store), list(whole.labels)).set_index(["seed", "step"])

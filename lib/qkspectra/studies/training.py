@@ -15,7 +15,7 @@ import qkspectra.toy.bans
 import qkspectra.toy.model
 import qkspectra.toy.task
 import qkspectra.toy.train
-from qkspectra.device import chosen, described
+from qkspectra.device import CPU, chosen, described
 from qkspectra.errors import InputError
 from qkspectra.statistics import formation
 from qkspectra.store import Address, Store, source_hash
@@ -141,6 +141,11 @@ def condition(
     return Training(
         config, tuple(range(first_seed, first_seed + seeds)), {"scheme": scheme, "ban": ban, "layers": layer}
     )
+
+
+def together(seeds: int) -> int:
+    """Of so many seeds, how many to train as one ensemble on this process's device: all of them on an accelerator."""
+    return ENSEMBLE if chosen() == CPU else seeds
 
 
 def split(unit: Training, size: int) -> list[Training]:
