@@ -61,4 +61,5 @@ def test_curves_of_candidates_carry_their_areas():
     figure.canvas.draw()
     axes, empty = figure.axes
     assert not empty.get_visible()
-    assert axes.get_legend().get_texts()[0].get_text() == "pull-phase 1.00"
+    assert axes.get_title() == "held out: 1.00"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pull-phase"]

@@ -108,7 +108,8 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def format_value(value: str | int | float | None, spec: str = "") -> str:
     """One value as the book prints it, in HTML and PDF alike.
 
-    Numbers get a true minus sign, exponents become powers of ten (`3.2 × 10⁻¹³`); a missing value is an en dash.
+    Numbers get a true minus sign, exponents become powers of ten (`3.2 × 10⁻¹³`), what rounds to zero has no sign; a
+    missing value is an en dash.
 
     Raises:
         InputError: a float without a format, an infinite value, or a format that does not fit the value.
@@ -126,9 +127,11 @@ def format_value(value: str | int | float | None, spec: str = "") -> str:
         raise InputError(f"the format {spec!r} does not fit the value {value!r}: {problem}") from problem
     if isinstance(value, str):
         return text
+    if not re.search("[1-9]", text):
+        text = text.removeprefix("-")
     if power := re.fullmatch(r"(.+)e([+-]\d+)", text):
         exponent = str(int(power[2])).translate(_SUPERSCRIPTS)
-        text = f"{power[1]} × 10{exponent}"
+        text = f"{power[1]} × 10{exponent}" if value else power[1]
     return text.replace("-", "−")
 
 

@@ -201,12 +201,15 @@ def rocs(panels: Mapping[str, Mapping[str, tuple[pd.DataFrame, float]]]) -> Figu
     grid = figure.subplots(lines, 2, sharex=True, sharey=True, squeeze=False)
     for axes, (title, own) in zip(grid.flat, panels.items(), strict=False):
         axes.plot([0, 1], [0, 1], color=PALE, linewidth=0.6)
-        for (name, (curve, area)), colour in zip(own.items(), (GREY, BLUE, ORANGE), strict=False):
-            axes.plot(curve["false"], curve["true"], color=colour, label=f"{name.replace('_', '-')} {area:.2f}")
-        axes.set(title=title, xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-        axes.legend(loc="lower right", fontsize=6.5)
+        for (name, (curve, _)), colour in zip(own.items(), (GREY, BLUE, ORANGE), strict=False):
+            axes.plot(curve["false"], curve["true"], color=colour, label=name.replace("_", "-"))
+        # a poor curve runs where a legend of the panel would lie, a good one everywhere else
+        areas = ", ".join(f"{area:.2f}" for _, area in own.values())
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        axes.set_title(f"{title}: {areas}", fontsize=8)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     figure.supxlabel("false positives", fontsize=9)
     figure.supylabel("true positives", fontsize=9)
     return figure
