@@ -292,7 +292,7 @@ def _packed(values: Any) -> dict[str, Any]:
 
 
 def _band(values: Tensor) -> list[float | str | None]:
-    """Median and central 95 %."""
+    """Median and central 95%."""
     levels = torch.tensor([0.5, 0.025, 0.975], dtype=torch.float64)
     return [_number(value) for value in values.double().nanquantile(levels).tolist()]
 

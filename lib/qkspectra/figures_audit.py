@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -115,7 +116,7 @@ def population(
     for line, (model, table) in zip(grid, tables.items(), strict=True):
         for axes, (name, label) in zip(line, measures.items(), strict=True):
             expected = getattr(nulls[model], name)
-            axes.axvspan(*_band(expected), color=PALE, label="Gaussian null, 95 %")
+            axes.axvspan(*_band(expected), color=PALE, label="Gaussian null, 95%")
             axes.axvline(expected.median().item(), color=GREY, linewidth=0.8)
             axes.hist(table[name], 36, histtype="step", color="black", linewidth=1, label="all heads")
             top = axes.get_ylim()[1]
@@ -134,7 +135,7 @@ def association(
     nulls: Mapping[str, Spectrum],
     marked: Marked,
 ) -> Figure:
-    """Previous-token score against eigen-rotation, a panel a model, with the null's central 95 % as a band.
+    """Previous-token score against eigen-rotation, a panel a model, with the null's central 95% as a band.
 
     Args:
         tables, nulls, marked: as in `population`.
@@ -143,7 +144,7 @@ def association(
     panels = figure.subplots(1, len(tables), squeeze=False, sharey=True)[0]
     for axes, (model, table) in zip(panels, tables.items(), strict=True):
         expected = nulls[model].eigen_rotation
-        axes.axhspan(*_band(expected), color=PALE, label="Gaussian null, 95 %")
+        axes.axhspan(*_band(expected), color=PALE, label="Gaussian null, 95%")
         axes.axhline(
             table["eigen_rotation"].median(), color="black", linewidth=0.8, linestyle=":", label="median of all heads"
         )
@@ -152,9 +153,10 @@ def association(
             colour, shape, text = ROLES[role]
             chosen = rows(table, heads)
             axes.plot(chosen["previous_token"], chosen["eigen_rotation"], shape, color=colour, markersize=4, label=text)
-            for _, head in chosen.head(NAMED[role]).iterrows():
-                where = (head["previous_token"], head["eigen_rotation"])
-                axes.annotate(_name(head), where, (4, -3), textcoords="offset points", fontsize=6, color=colour)
+            at = chosen[["previous_token", "eigen_rotation"]].to_numpy()
+            for place, (_, head) in enumerate(chosen.head(NAMED[role]).iterrows()):
+                aside = _away(at[place], np.delete(at, place, axis=0))
+                axes.annotate(_name(head), at[place], **aside, textcoords="offset points", fontsize=6, color=colour)
         axes.set(title=model, xlabel="previous-token score", xlim=(-0.03, 1.12))
     panels[0].set_ylabel("eigen-rotation")
     _legend(figure, panels[0])
@@ -270,8 +272,16 @@ def _name(row: pd.Series) -> str:
     return f"L{int(row['layer'])}H{int(row['head'])}"
 
 
+def _away(point: Float64[np.ndarray, " 2"], others: Float64[np.ndarray, "others 2"]) -> dict[str, Any]:
+    """Where the name of a point goes, for `annotate`: away from its nearest neighbour, and to the right if it can."""
+    nearest = min((tuple(other - point) for other in others), key=lambda gap: np.hypot(*gap), default=(-1.0, 0.0))
+    across = -4 if nearest[0] > 0 and abs(nearest[1]) < 0.04 else 4  # else the neighbour lies above or below the name
+    up = -3 if nearest[1] > 0 else 3
+    return {"xytext": (across, up), "ha": "right" if across < 0 else "left", "va": "center"}
+
+
 def _band(values: Float64[Tensor, " samples"]) -> list[float]:
-    """The central 95 %."""
+    """The central 95%."""
     return values.quantile(values.new_tensor([0.025, 0.975])).tolist()
 
 

@@ -101,7 +101,7 @@ def courses(
         (ROLES["induction"], "induction heads"),
         (GREY, "first copy"),
         ("black", "second copy; all heads"),
-        (PALE, "null, 95 %"),
+        (PALE, "null, 95%"),
     ):
         grid[0, 0].plot([], [], color=colour, linewidth=5 if colour == PALE else 1.5, label=text)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
@@ -164,7 +164,7 @@ def order(moves: pd.DataFrame, suppressed: pd.DataFrame, last: float | int) -> F
         happened = np.isfinite(rows[name])
         axes.plot(_at(rows[name][happened]), rows.index[happened], marker, color=colour, markersize=4, label=label)
         axes.plot(_at(np.full((~happened).sum(), last)), rows.index[~happened], ">", color=colour, markersize=4)
-    label: str | None = "population sinks below the null, 95 % interval"
+    label: str | None = "population sinks below the null, 95% interval"
     for model, mine in rows.groupby("model", sort=False):
         sunk = suppressed[suppressed["model"] == model].iloc[0]
         low, high = mine.index.min() - 0.4, mine.index.max() + 0.4

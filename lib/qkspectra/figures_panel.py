@@ -31,7 +31,7 @@ def strips(heads: pd.DataFrame, count: int, outside: pd.DataFrame) -> Figure:
     at = {model: place + (0.6 if model in set(outside["model"]) else 0) for place, model in enumerate(models)}
     for model, table in everything.groupby("model", sort=False):
         x, (low, high) = at[model], table[["null_low", "null_high"]].iloc[0]
-        above.fill_between([x - 0.36, x + 0.36], low, high, color=PALE, linewidth=0, label="Gaussian null, 95 %")
+        above.fill_between([x - 0.36, x + 0.36], low, high, color=PALE, linewidth=0, label="Gaussian null, 95%")
         spread = np.linspace(-0.3, 0.3, len(table))  # in the order of layers
         above.plot(x + spread, table["eigen_rotation"], ".", color=GREY, markersize=2.5, label="all heads")
         above.plot([x - 0.36, x + 0.36], [table["eigen_rotation"].median()] * 2, ":", color="black", linewidth=0.9)

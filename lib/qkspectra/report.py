@@ -223,7 +223,7 @@ def _figures(
         "population": _Picture(
             _uri(population),
             "Histograms over all heads of " + ", ".join(POPULATION.values()) + ", over the band of the null.",
-            "All heads (black) and the median and central 95 % of the null (grey)"
+            "All heads (black) and the median and central 95% of the null (grey)"
             + ("; ticks mark the strongest heads of each role." if marked[name] else "."),
         ),
     }
@@ -231,7 +231,7 @@ def _figures(
         made["association"] = _Picture(
             _uri(figures_audit.association({name: heads}, {name: null}, marked)),
             "Scatter of eigen-rotation against previous-token score, one point a head, with the band of the null.",
-            "Every head: its previous-token score and its eigen-rotation, with the central 95 % of the null and the "
+            "Every head: its previous-token score and its eigen-rotation, with the central 95% of the null and the "
             "median of the model.",
         )
     return made
