@@ -38,6 +38,22 @@ def test_association_marks_the_heads_of_each_role(table):
     assert [text.get_text() for text in first.texts] == ["L2H1", "L0H0", "L1H1"]
 
 
+def test_names_of_crowded_heads_hide_neither_heads_nor_names(table):
+    crowd = [(0.89, 0.637), (0.84, 0.586), (0.72, 0.645), (0.72, 0.6), (0.67, 0.62), (0.64, 0.705)]
+    table = table.assign(previous_token=0.0, eigen_rotation=0.2)
+    table.loc[:5, ["previous_token", "eigen_rotation"]] = crowd
+    table.loc[6, ["previous_token", "eigen_rotation"]] = (0.05, 0.9)  # sets the scale of the axis
+    marked = {name: {"previous": [divmod(place, 4) for place in range(6)]} for name in ("one", "two")}
+    null = null_samples(4, 16, 64)
+    figure = figures_audit.association(dict.fromkeys(marked, table), dict.fromkeys(marked, null), marked)
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    names = [text.get_window_extent() for text in axes.texts]
+    assert len(names) == 6
+    assert not any(name.count_contains(axes.transData.transform(crowd)) for name in names)
+    assert not any(one.overlaps(other) for place, one in enumerate(names) for other in names[:place])
+
+
 def test_population_counts_every_head(table):
     null = null_samples(4, 16, 64)
     marked = {"one": {"previous": [(2, 1)], "induction": [(1, 1)]}}

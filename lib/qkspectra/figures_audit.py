@@ -154,9 +154,8 @@ def association(
             chosen = rows(table, heads)
             axes.plot(chosen["previous_token"], chosen["eigen_rotation"], shape, color=colour, markersize=4, label=text)
             at = chosen[["previous_token", "eigen_rotation"]].to_numpy()
-            for place, (_, head) in enumerate(chosen.head(NAMED[role]).iterrows()):
-                aside = _away(at[place], np.delete(at, place, axis=0))
-                axes.annotate(_name(head), at[place], **aside, textcoords="offset points", fontsize=6, color=colour)
+            for point, place, (_, head) in zip(at, _places(at, NAMED[role]), chosen.iterrows(), strict=False):
+                axes.annotate(_name(head), point, **place, textcoords="offset points", fontsize=6, color=colour)
         axes.set(title=model, xlabel="previous-token score", xlim=(-0.03, 1.12))
     panels[0].set_ylabel("eigen-rotation")
     _legend(figure, panels[0])
@@ -272,12 +271,26 @@ def _name(row: pd.Series) -> str:
     return f"L{int(row['layer'])}H{int(row['head'])}"
 
 
-def _away(point: Float64[np.ndarray, " 2"], others: Float64[np.ndarray, "others 2"]) -> dict[str, Any]:
-    """Where the name of a point goes, for `annotate`: away from its nearest neighbour, and to the right if it can."""
-    nearest = min((tuple(other - point) for other in others), key=lambda gap: np.hypot(*gap), default=(-1.0, 0.0))
-    across = -4 if nearest[0] > 0 and abs(nearest[1]) < 0.04 else 4  # else the neighbour lies above or below the name
-    up = -3 if nearest[1] > 0 else 3
-    return {"xytext": (across, up), "ha": "right" if across < 0 else "left", "va": "center"}
+def _places(points: Float64[np.ndarray, "points 2"], named: int) -> list[dict[str, Any]]:
+    """Where the names of the first points go, for `annotate`: beside each, where the fewest points and names lie."""
+    taken, places = list(points), []
+    for point in points[:named]:
+        corners = [(across, up) for across in (1, -1) for up in (1, -1)]
+        # the name as five points along its middle, in units of the data: 0.11 wide at 6 points
+        names = {
+            corner: point + np.outer(np.linspace(0.02, 0.13, 5), (corner[0], 0)) + (0, 0.013 * corner[1])
+            for corner in corners
+        }
+        hidden = {
+            corner: sum(
+                np.any(np.all(np.abs(name - other) < (0.03, 0.03), axis=1)) for other in taken if other is not point
+            )
+            for corner, name in names.items()
+        }
+        across, up = best = min(corners, key=lambda corner: hidden[corner])
+        taken.extend(names[best])
+        places.append({"xytext": (4 * across, 3 * up), "ha": "left" if across > 0 else "right", "va": "center"})
+    return places
 
 
 def _band(values: Float64[Tensor, " samples"]) -> list[float]:
