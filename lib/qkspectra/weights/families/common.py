@@ -117,8 +117,8 @@ class LayerTensors:
         plus_one: bool = False,
     ) -> Norm:
         """A normalisation; `plus_one` for a stored gain `w` that multiplies as `1 + w` (Gemma)."""
-        weight = self.get(f"{name}.weight", *shape) + float(plus_one)
-        return Norm(kind, weight, self.get(f"{name}.bias", *shape) if bias else None, eps)
+        weight = self.get(f"{name}.weight", *shape)
+        return Norm(kind, weight + 1.0 if plus_one else weight, self.get(f"{name}.bias", *shape) if bias else None, eps)
 
 
 def sizes(
