@@ -266,7 +266,7 @@ class MatchedSizes(_Sizes):
 
     seeds: PositiveInt = Field(description="seeds under each scheme, where it is run")
     interventions: int = Field(ge=0, description="how many of them are also run under bans and transplanted")
-    checked: int = Field(ge=0, description="shipped models whose final weights are measured again")
+    checked: PositiveInt = Field(description="shipped models whose final weights are measured again")
     bootstrap: PositiveInt = Field(description="draws for the intervals of areas under ROC curves")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from distributed import LocalCluster
 from tests.matched.conftest import small, tokens  # noqa: F401  (a fixture)
 from typer.testing import CliRunner
 
@@ -64,6 +65,16 @@ def test_a_branch_without_its_parents_state_trains_the_parent_again(store, whole
     other = Store(tmp_path / "elsewhere")  # as on a worker that does not see the folder
     unit.run(other)
     pd.testing.assert_frame_equal(unit.table("heads", other), unit.table("heads", store))
+
+
+def test_a_cluster_whose_workers_do_not_see_the_store_makes_the_same_tables(store, whole, tmp_path):
+    other = Store(tmp_path / "elsewhere")
+    # Workers in this process, where the corpus is the short one of these tests; each unit has a store of its own.
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster:
+        matched.run(other, whole, scheduler=cluster.scheduler_address)
+    for unit in (unit for part in whole for unit in part):
+        for name in ("heads", "kernels", "weights"):
+            pd.testing.assert_frame_equal(unit.table(name, other), unit.table(name, store))
 
 
 def test_a_branch_under_the_same_conditions_would_change_nothing(tokens):  # noqa: F811
